@@ -154,7 +154,8 @@ class _Search:
         """Plans that fit, as far as a request can name them."""
         space = replace(self._space, request=request)
         if request.phases != 1:
-            return list(search_phases(space, self._budget_bytes).best)
+            bounds = BestFirst(space, self._budget_bytes).bounds
+            return list(search_phases(space, self._budget_bytes, bounds).best)
         if mode is not None:
             space = replace(space, recompute_within=tuple(dict.fromkeys(("none", mode))))
         best = BestFirst(space, self._budget_bytes).search(_MOST).best

@@ -5,16 +5,18 @@ Each change to the request that is named was tried: with it some plan fits.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import count
 from math import ceil
 
+import numpy as np
+
 from windlass.planner.search.evaluate import stage_peak_bytes
-from windlass.planner.search.phase_bounds import PhaseMemory
-from windlass.planner.search.phase_search import may_fit_in_phases
+from windlass.planner.search.phase_search import PhaseSizes, may_fit_in_phases
 from windlass.planner.space.options import offload_tiers, smaller_moments
 from windlass.planner.space.phase_space import (
     OffloadedState,
-    base_plans,
     fullest_offloaded_bytes,
+    plans_of,
     with_state_on,
 )
 from windlass.planner.space.plan_space import PlanSpace
@@ -54,23 +56,28 @@ def closest_in_phases(space: PlanSpace, budget_bytes: int) -> ClosestPlan | None
     if not tiers:
         return None
     largest = max(tiers, key=lambda tier: tier.capacity_bytes)
-    state, estimates = OffloadedState(space), list[tuple[float, int, Plan]]()
-    for index, base in enumerate(base_plans(space)):
-        table = state.table(base)
-        if table is None:
-            continue
-        least = int(state.fullest_bytes(base, table, largest)[0]) / largest.capacity_bytes
-        if len(estimates) == _MAX_LOWERED and least > estimates[-1][0]:
-            continue  # its state alone is fuller than the plans that are known
-        plan = with_state_on(base, largest.name, activations=True)
-        plan = plan.model_copy(update={"stages": table.stages[0]})
-        memory = PhaseMemory.of(plan, space.graph)
-        device_bytes = int(memory.of_fullest_stage(table, offloads_activations=True)[0])
-        outputs = memory.offloaded_outputs(table)
-        needed = int(state.fullest_bytes(base, table, largest, outputs)[0])
-        offloaded = needed / largest.capacity_bytes
-        estimates.append((max(device_bytes / budget_bytes, offloaded), index, plan))
-        estimates = sorted(estimates)[:_MAX_LOWERED]
+    state = OffloadedState(space)
+    sizes, estimates = (
+        PhaseSizes(space, budget_bytes, state),
+        list[tuple[float, float, int, Plan]](),
+    )
+    order = count()
+    for share, pipeline, config in _by_least_share(space, largest):
+        if len(estimates) == _MAX_LOWERED and share > estimates[-1][0]:
+            break
+        for base in plans_of(space, pipeline, config):
+            table, least = state.table(base), sizes.least_bytes(base) / budget_bytes
+            if table is None or (len(estimates) == _MAX_LOWERED and least > estimates[-1][0]):
+                break
+            plan = with_state_on(base, largest.name, activations=True)
+            plan = plan.model_copy(update={"stages": table.stages[0]})
+            memory = sizes.memory(base)
+            device_bytes = int(memory.of_fullest_stage(table, offloads_activations=True)[0])
+            outputs = memory.offloaded_outputs(table)
+            needed = int(state.fullest_bytes(base, table, largest, outputs)[0])
+            near, far = device_bytes / budget_bytes, needed / largest.capacity_bytes
+            estimates.append((max(near, far), near + far, next(order), plan))
+            estimates = sorted(estimates)[:_MAX_LOWERED]
     misses = [
         ClosestPlan(
             plan=plan,
@@ -78,16 +85,37 @@ def closest_in_phases(space: PlanSpace, budget_bytes: int) -> ClosestPlan | None
             offloaded_bytes=fullest_offloaded_bytes(plan, space.graph),
             tier=largest,
         )
-        for _, _, plan in estimates
+        for *_, plan in estimates
         if not plan_errors(plan, space.graph, space.machine)
     ]
     return min(
         misses,
-        key=lambda closest: max(
-            closest.device_bytes / budget_bytes, closest.offloaded_bytes / largest.capacity_bytes
-        ),
+        key=lambda closest: _fullness(closest, budget_bytes),
         default=None,
     )
+
+
+def _fullness(closest: ClosestPlan, budget_bytes: int) -> tuple[float, float]:
+    """Share of its fuller tier that a plan takes, and of both."""
+    near = closest.device_bytes / budget_bytes
+    far = closest.offloaded_bytes / closest.tier.capacity_bytes
+    return max(near, far), near + far
+
+
+def _by_least_share(space: PlanSpace, tier: Tier) -> list[tuple[float, int, int]]:
+    """Stages and configuration of all plans, by the least share of a tier that their state takes.
+
+    That is the optimizer state of an average stage, of which each replica has a part.
+    """
+    table, trained = space.table, space.graph.trained_count
+    bases = [space.base.model_copy(update={"precision": mode.precision}) for mode in table.modes]
+    each = np.array([base.optimizer_bytes_per_parameter * trained for base in bases])
+    pipelines = np.array([each for each in space.pipeline_degrees if each <= space.graph.layers])
+    devices = pipelines[:, None] * table.devices
+    shares = each[table.mode] / devices / tier.capacity_bytes
+    stage, config = np.nonzero(devices <= space.machine.devices)
+    rows = zip(shares[stage, config], pipelines[stage], config, strict=True)
+    return sorted((float(share), int(pipeline), int(config)) for share, pipeline, config in rows)
 
 
 def _missing_bytes(closest: ClosestPlan, budget_bytes: int) -> Iterator[str]:
@@ -106,7 +134,12 @@ def _suggestions(closest: ClosestPlan, space: PlanSpace, budget_bytes: int) -> I
     cut, batch = closest.plan.parallel, closest.plan.batch
     pins: dict[str, object] = {
         "parallel": space.request.parallel.model_copy(
-            update={"pipeline": cut.pipeline, "tensor": cut.tensor, "data": cut.data}
+            update={
+                "pipeline": cut.pipeline,
+                "tensor": cut.tensor,
+                "data": cut.data,
+                "context": cut.context or 1,
+            }
         ),
         "batch": BatchRequest(micro=batch.micro),
     }

@@ -32,16 +32,13 @@ from windlass.cost import (
     layer_kinds_compiled,
 )  # fmt: skip
 from windlass.planner.result import EvaluatedPlan
-from windlass.planner.search.bounds import ConfigBounds
+from windlass.planner.search.bounds import CLOCK_ERROR, ConfigBounds
 from windlass.planner.search.evaluate import evaluate, stage_peak_bytes
 from windlass.planner.search.least_recompute import fits_tiers, most_sharing
 from windlass.planner.search.memory_fit import MemoryFit
 from windlass.planner.search.search_result import SearchResult, run_rank
 from windlass.planner.space.plan_space import PipelineOption, PlanSpace
 from windlass.schema import Plan
-
-CLOCK_ERROR = 0.01
-"""Largest share by which the clock's extrapolation of many micro-batches is below their passes."""
 
 _EQUAL = 1e-9
 """Relative rounding error between steps that take equally long."""
@@ -123,7 +120,8 @@ class BestFirst:
         """Configurations whose state alone is too large, with its bytes."""
 
     @cached_property
-    def _bounds(self) -> ConfigBounds:
+    def bounds(self) -> ConfigBounds:
+        """Lower bounds on all configurations."""
         return ConfigBounds(self.space, self.clock)
 
     def search(
@@ -139,7 +137,7 @@ class BestFirst:
         result = SearchResult()
         everything = np.arange(self.space.table.count)
         pipelines = np.array(self.space.pipeline_degrees)
-        bounds = self._bounds.products(pipelines)
+        bounds = self.bounds.products(pipelines)
         stages, config = np.nonzero(np.isfinite(bounds))
         self._push(
             _Group(
@@ -211,13 +209,13 @@ class BestFirst:
         }
 
     def _by_passes(self, group: _Group, _: SearchResult) -> Iterator[_Group]:
-        held = self._bounds.state_bytes(group.pipelines, group.items)
+        held = self.bounds.state_bytes(group.pipelines, group.items)
         over = held > self._budget_bytes
         if over.any():
             self._too_large.append((held[over], group.select(over)))
             group = group.select(~over)
         if group.items.size:
-            seconds = self._bounds.passes(group.pipelines, group.items) * (1 - CLOCK_ERROR)
+            seconds = self.bounds.passes(group.pipelines, group.items) * (1 - CLOCK_ERROR)
             yield replace(group, level="passes", bounds=np.maximum(group.bounds, seconds))
 
     def _by_stages(self, group: _Group, _: SearchResult) -> Iterator[_Group]:
@@ -227,7 +225,7 @@ class BestFirst:
             for option in self.space.options(pipeline):
                 legal = self.space.legal(option, configs)
                 if legal.size:
-                    seconds = self._bounds.stages(option, legal) * (1 - CLOCK_ERROR)
+                    seconds = self.bounds.stages(option, legal) * (1 - CLOCK_ERROR)
                     yield _Group(level="stages", bounds=seconds, items=legal, option=option)
 
     def _with_most_sharing(self, group: _Group, result: SearchResult) -> Iterator[_Group]:

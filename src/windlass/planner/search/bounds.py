@@ -17,6 +17,8 @@ from windlass.schema import DEVICE_TIER, Precision
 
 _ANY_SHARDS = 2
 """A degree at which parameters are sharded at all."""
+CLOCK_ERROR = 0.01
+"""Largest share by which the clock's extrapolation of many micro-batches is below their passes."""
 
 
 class ConfigBounds:
@@ -45,7 +47,12 @@ class ConfigBounds:
     def products(self, pipelines: Ints) -> Floats:
         """Seconds of matrix products alone, `[pipeline, config]`; infinite on too few devices."""
         table = self._table
-        rates = np.array([self._products(each.tensor, each.precision) for each in table.modes])
+        rates = np.array(
+            [
+                self._products(each.tensor, each.precision) / (each.context or 1)
+                for each in table.modes
+            ]
+        )
         one = rates[table.mode] * (table.micro * table.accumulation)
         fits = pipelines[:, None] * table.devices <= self._space.machine.devices
         return np.where(fits, one / pipelines[:, None], np.inf)
@@ -60,6 +67,20 @@ class ConfigBounds:
         slowest = times * each[one][place] + (times - 1) * added[one][place]
         even = (times * both[place, -1] + (times - 1) * sums[place, -1]) / pipelines
         return np.asarray(np.maximum(even, slowest) * self._pace(pipelines, configs))
+
+    def in_phases(self, pipelines: Ints, configs: Ints) -> Floats:
+        """Seconds of passes of plans in phases, `[item]`.
+
+        A stage sends nothing on before all micro-batches have passed all of its phases but the
+        last, and nothing back before they have passed all but the first backward. So each layer's
+        forward or backward passes have the time of no other stage's.
+        """
+        even = self.passes(pipelines, configs)
+        keys, place = np.unique(self._key[configs], return_inverse=True)
+        forward, both, _ = np.diff(self._before[:, keys], axis=2)
+        way = np.minimum(forward, both - forward).sum(axis=1)[place]
+        way = way * self._table.accumulation[configs]
+        return np.where(pipelines > 1, np.maximum(even, way), even)
 
     def state_bytes(self, pipelines: Ints, configs: Ints) -> Floats:
         """Bytes of state and process on an average stage that shares all it can, `[item]`.

@@ -35,8 +35,7 @@ def fastest_plans(
 ) -> FastestPlans:
     """The fastest plans that fit, of all that are open.
 
-    On one device phases are tried wherever they may be faster; on several, where no other plan fits
-    or the request asks for them.
+    Phases are tried wherever they may be faster.
 
     Args:
         space: what is open.
@@ -48,8 +47,8 @@ def fastest_plans(
     """
     request, result, evaluated = space.request, SearchResult(), 0
     clock = clock or ArrayClock(space.base, space.graph, space.machine)
+    search = BestFirst(space, budget_bytes, clock=clock)
     if request.phases in (None, 1):
-        search = BestFirst(space, budget_bytes, clock=clock)
         result = search.search(below_seconds=below_seconds)
         if keeps_smallest and not result.best:
             search.look_at_smallest(result)
@@ -58,7 +57,7 @@ def fastest_plans(
     if _tries_phases(space, found=bool(best) or below_seconds < inf):
         steps = request.train.steps
         below = run_seconds(best[0][1], steps) / steps if best else below_seconds
-        in_phases = search_phases(space, budget_bytes, below_seconds=below)
+        in_phases = search_phases(space, budget_bytes, search.bounds, below_seconds=below)
         best += in_phases.best
         evaluated += in_phases.evaluated
         best.sort(key=lambda item: run_rank(item, steps))
@@ -75,4 +74,4 @@ def _tries_phases(space: PlanSpace, *, found: bool) -> bool:
     if excludes_phases(request):
         return False
     pinned = request.recompute is not None or request.recompute_layers is not None
-    return request.phases is not None or not (found and (pinned or space.machine.devices > 1))
+    return request.phases is not None or not (found and pinned)

@@ -13,6 +13,7 @@ from windlass.program import (
     Instruction,
     InstructionKind,
     PeerMap,
+    TierTraffic,
     plan_layer_sizes,
     plan_state_sizes,
     selective_layers,
@@ -113,6 +114,11 @@ class PhaseMemory:
         beside[(end <= first_trained) | ((begin == first) & (end == len(output)))] = 0
         running = np.maximum.reduceat(self._running, begin)
         return table.most(self._state(begin, end) + running + beside)
+
+    def of_fullest_layer(self) -> int:
+        """Bytes of the layer that needs most while it runs backward alone, as a phase at least."""
+        layers = np.arange(len(self._output))
+        return int((self._state(layers, layers + 1) + self._running).max())
 
     def offloaded_outputs(self, table: PhaseTable) -> Ints:
         """Bytes of outputs that all micro-batches of a step offload before each layer.
@@ -262,8 +268,58 @@ class StateExchanges:
         return once, again
 
 
+class StateTransfers:
+    """Least seconds for which the state of layers outside a stage's first phase is transferred.
+
+    With clipped gradients a layer's update waits for the next step, in which all updates come
+    before any backward pass; the gradients leave before their norm is known. All pass one queue.
+
+    Args:
+        graph: the graph that the plans partition.
+        machine: the machine that they run on.
+    """
+
+    def __init__(self, graph: Graph, machine: Machine) -> None:
+        self._graph = graph
+        self._tiers = {tier.name: tier for tier in machine.device.tiers}
+        self._known: dict[tuple[object, ...], tuple[Floats, Floats]] = {}
+        self.overlap = machine.overlaps_transfers
+        """Whether a device computes while it transfers."""
+
+    def of(self, plan: Plan) -> tuple[Floats, Floats]:
+        """Seconds of updates, and of gradients, of all layers before each, `[layer + 1]`.
+
+        Args:
+            plan: what the plans share, offloaded to the tier that transfers fastest.
+        """
+        key = state_key(plan)
+        if key not in self._known:
+            traffic = TierTraffic(plan, self._graph)
+
+            def seconds(kind: InstructionKind) -> Iterator[float]:
+                for layer, layer_kind in enumerate(self._graph.layer_kinds()):
+                    each = traffic.instruction_traffic(Instruction(kind, layer))
+                    moves = plan.defers_updates and layer_kind.trained_count
+                    yield sum(
+                        self._tiers[tier].transfer_seconds(*moved)
+                        for tier, moved in (each.items() if moves else ())
+                    )
+
+            self._known[key] = (
+                sums_before(tuple(seconds("update"))),
+                sums_before(tuple(seconds("offload_grads"))),
+            )
+        return self._known[key]
+
+
 def min_step_seconds(
-    plan: Plan, table: PhaseTable, times: LayerPassTimes, exchanges: tuple[Floats, Floats]
+    plan: Plan,
+    table: PhaseTable,
+    times: LayerPassTimes,
+    exchanges: tuple[Floats, Floats],
+    transfers: tuple[Floats, Floats],
+    *,
+    overlap: bool,
 ) -> Floats:
     """Least seconds of a step: one way through all stages, or the passes of its slowest, `[plan]`.
 
@@ -276,6 +332,8 @@ def min_step_seconds(
         table: the plans.
         times: their passes.
         exchanges: what replicas exchange, as of `StateExchanges`.
+        transfers: what is transferred, as of `StateTransfers`.
+        overlap: whether that may overlap with passes.
     """
     row, begin, end, count = table.plan, table.begin, table.end, plan.batch.accumulation
     forward, first, backward = map(sums_before, (times.forward, times.first, times.backward))
@@ -292,5 +350,12 @@ def min_step_seconds(
     stage_begin, turn = table.stage_begin[begins_stage], begin[end == table.stage_end]
     stages += once[table.stage_end[begins_stage]] - once[stage_begin]
     stages += gathered_again[turn] - gathered_again[stage_begin]
+    ends, resident = table.stage_end[begins_stage], table.resident_end[begins_stage]
+    updates, gradients = (sums[ends] - sums[resident] for sums in transfers)
+    if overlap:
+        backs = np.add.reduceat(back, np.flatnonzero(begins_stage))
+        stages = np.maximum(stages, updates + np.maximum(gradients, backs))
+    else:
+        stages += updates + gradients
     slowest = table.most(stages, begins_stage)
     return np.maximum(np.bincount(row, way, len(table.stages)), slowest)

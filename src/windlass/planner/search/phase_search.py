@@ -22,8 +22,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from windlass.cost import predict_plan, predict_time
+from windlass.cost import ArrayClock, predict_plan, predict_time
 from windlass.planner.result import EvaluatedPlan, with_budget
+from windlass.planner.search.bounds import CLOCK_ERROR, ConfigBounds
 from windlass.planner.search.evaluate import stage_peak_bytes
 from windlass.planner.search.phase_bounds import (
     LayerPasses,
@@ -31,12 +32,13 @@ from windlass.planner.search.phase_bounds import (
     PassTimes,
     PhaseMemory,
     StateExchanges,
+    StateTransfers,
     min_step_seconds,
 )
 from windlass.planner.space.options import offload_tiers
 from windlass.planner.space.phase_space import (
     OffloadedState,
-    base_plans,
+    plans_of,
     state_key,
     with_state_on,
 )
@@ -64,82 +66,145 @@ class PhaseSearchResult(NamedTuple):
 
 
 def search_phases(
-    space: PlanSpace, budget_bytes: int, *, below_seconds: float = inf
+    space: PlanSpace, budget_bytes: int, bounds: ConfigBounds, *, below_seconds: float = inf
 ) -> PhaseSearchResult:
     """The fastest plan in phases that fits, of all of `phase_space`.
 
     Args:
         space: what is open; `request.phases` pins the phases of a stage.
         budget_bytes: device memory budget.
+        bounds: what no configuration of the space is faster than.
         below_seconds: seconds of a step of the fastest known plan, with its share of the
             compilation; plans that cannot be faster are not examined.
     """
-    small = list(_fitting_by_size(space, budget_bytes))
-    order, steps = count(), space.request.train.steps
-    # Plans with a lower bound on their step time; those examined already are a `TruncatedPlan`.
-    waiting: list[tuple[float, int, Plan | TruncatedPlan]]
-    waiting = [(seconds, next(order), plan) for seconds, plan in small]
-    heapify(waiting)
+    search, steps = _PhaseSearch(space, budget_bytes, bounds), space.request.train.steps
     evaluated: list[tuple[float, int, EvaluatedPlan]] = []
-    best = below_seconds
-    while waiting and waiting[0][0] < best:
-        item = heappop(waiting)[2]
-        if isinstance(item, TruncatedPlan):
-            prediction = with_budget(item.predict_full(), budget_bytes)
-            seconds = prediction.step_seconds + prediction.compile_seconds / steps
-            evaluated.append((seconds, len(evaluated), (item.plan, prediction)))
-            best = min(best, seconds)
-        elif (short := next(with_offload_tiers(item, space, budget_bytes), None)) is not None:
-            heappush(waiting, (short.step_seconds, next(order), short))
+    for short in search.fitting(below_seconds):
+        prediction = with_budget(short.predict_full(), budget_bytes)
+        seconds = prediction.step_seconds + prediction.compile_seconds / steps
+        evaluated.append((seconds, len(evaluated), (short.plan, prediction)))
+        search.best_seconds = min(search.best_seconds, seconds)
     found = sorted(evaluated, key=itemgetter(0, 1))
-    return PhaseSearchResult(tuple(each for _, _, each in found), len(small))
+    return PhaseSearchResult(tuple(each for _, _, each in found), search.examined)
 
 
 def may_fit_in_phases(space: PlanSpace, budget_bytes: int) -> bool:
     """Whether some plan in phases may fit, as far as short programs tell."""
-    small = (plan for _, plan in _fitting_by_size(space, budget_bytes))
-    return any(next(with_offload_tiers(plan, space, budget_bytes), None) for plan in small)
+    clock = ArrayClock(space.base, space.graph, space.machine)
+    search = _PhaseSearch(space, budget_bytes, ConfigBounds(space, clock))
+    return next(search.fitting(inf), None) is not None
 
 
-def _fitting_by_size(space: PlanSpace, budget_bytes: int) -> Iterator[tuple[float, Plan]]:
-    """Plans in phases that fit by layer sizes alone, with lower bounds on their step time."""
-    graph, machine = space.graph, space.machine
-    tiers, state, times = offload_tiers(machine), OffloadedState(space), PassTimes(graph, machine)
-    sizes = _PlanSizes(space, budget_bytes, state)
-    exchanges = StateExchanges(graph, machine)
-    for base in base_plans(space) if tiers else ():
-        table = state.table_with_room(base)
-        if table is None:
-            continue
-        offloaded = with_state_on(base, tiers[0].name, activations=False)
-        places = sizes.places(base, table)
-        rows = [row for row, place in enumerate(places) if place]
-        plans = [offloaded.model_copy(update={"stages": table.stages[row]}) for row in rows]
-        if plans and not plan_errors(plans[0], graph, machine):
-            seconds = min_step_seconds(base, table, times.of(plans[0]), exchanges.of(plans[0]))
-            yield from zip(seconds[rows].tolist(), plans, strict=True)
+class _Shape(NamedTuple):
+    """All plans in phases of one configuration on so many stages."""
+
+    pipeline: int
+    config: int
 
 
-def with_offload_tiers(
-    plan: Plan, space: PlanSpace, budget_bytes: int
-) -> Iterator["TruncatedPlan"]:
-    """The plan offloaded to the nearest tier that holds it, if it fits.
+class _PhaseSearch:
+    """A queue of plans in phases by what none of them is faster than.
 
-    Activations stay on the device if there is room: a transfer that is not needed delays nothing.
+    Args:
+        space: what is open.
+        budget_bytes: device memory budget.
+        bounds: what no configuration of the space is faster than.
     """
-    state = OffloadedState(space)
-    table = PhaseTable.of(plan, (plan.stages,), space.graph)
-    for tier, activations in _PlanSizes(space, budget_bytes, state).places(plan, table)[0]:
-        offloaded = with_state_on(plan, tier.name, activations=activations)
-        short = TruncatedPlan(offloaded, space.graph, space.machine)
-        if (
-            not plan_errors(offloaded, space.graph, space.machine)
-            and short.peak_bytes <= budget_bytes
-        ):
-            yield short
+
+    def __init__(self, space: PlanSpace, budget_bytes: int, bounds: ConfigBounds) -> None:
+        self._space, self._budget_bytes, self._bounds = space, budget_bytes, bounds
+        self._state = OffloadedState(space)
+        self._sizes = PhaseSizes(space, budget_bytes, self._state)
+        self._times = PassTimes(space.graph, space.machine)
+        self._exchanges = StateExchanges(space.graph, space.machine)
+        self._transfers = StateTransfers(space.graph, space.machine)
+        self.best_seconds = inf
+        """Seconds of a step of the fastest known plan; set it when one is found."""
+        self.examined = 0
+        """Plans that fit by the sizes of their layers."""
+
+    def fitting(self, below_seconds: float) -> Iterator["TruncatedPlan"]:
+        """Plans that fit by their programs and may be faster than any before, quickest bound first.
+
+        Args:
+            below_seconds: seconds of a step that is known; no slower plan is looked for.
+        """
+        self.best_seconds, order = below_seconds, count()
+        waiting: list[tuple[float, int, _Shape | Plan | TruncatedPlan]]
+        waiting = [(seconds, next(order), shape) for seconds, shape in self._shapes()]
+        heapify(waiting)
+        while waiting and waiting[0][0] < self.best_seconds:
+            item = heappop(waiting)[2]
+            if isinstance(item, TruncatedPlan):
+                yield item
+            elif isinstance(item, _Shape):
+                for seconds, plan in self._fitting_by_size(item):
+                    self.examined += 1
+                    if seconds < self.best_seconds:
+                        heappush(waiting, (seconds, next(order), plan))
+            elif (short := next(self._with_offload_tiers(item), None)) is not None:
+                heappush(waiting, (short.step_seconds, next(order), short))
+
+    def _shapes(self) -> Iterator[tuple[float, _Shape]]:
+        """Configurations on each number of stages, with seconds that no plan of them is below."""
+        space = self._space
+        if not offload_tiers(space.machine):
+            return
+        pipelines = np.array(
+            [each for each in space.pipeline_degrees if each <= space.graph.layers]
+        )
+        stage, config = np.nonzero(self._bounds.products(pipelines) < self.best_seconds)
+        if config.size:
+            stages = pipelines[stage]
+            seconds = self._bounds.in_phases(stages, config) * (1 - CLOCK_ERROR)
+            for at in np.flatnonzero(seconds < self.best_seconds).tolist():
+                yield float(seconds[at]), _Shape(int(stages[at]), int(config[at]))
+
+    def _fitting_by_size(self, shape: _Shape) -> Iterator[tuple[float, Plan]]:
+        """Plans that fit by layer sizes alone, with lower bounds on their step time."""
+        graph, machine = self._space.graph, self._space.machine
+        nearest = offload_tiers(machine)[0].name
+        for base in plans_of(self._space, *shape):
+            if self._sizes.least_bytes(base) > self._budget_bytes:
+                return
+            table = self._state.table_with_room(base)
+            if table is None:
+                continue
+            offloaded = with_state_on(base, nearest, activations=False)
+            places = self._sizes.places(base, table)
+            rows = [row for row, place in enumerate(places) if place]
+            plans = [offloaded.model_copy(update={"stages": table.stages[row]}) for row in rows]
+            if plans and not plan_errors(plans[0], graph, machine):
+                times, exchanges = self._times.of(plans[0]), self._exchanges.of(plans[0])
+                seconds = min_step_seconds(
+                    base,
+                    table,
+                    times,
+                    exchanges,
+                    self._transfers.of(plans[0]),
+                    overlap=self._transfers.overlap,
+                )
+                yield from zip(seconds[rows].tolist(), plans, strict=True)
+
+    def _with_offload_tiers(self, plan: Plan) -> Iterator["TruncatedPlan"]:
+        """The plan offloaded to the nearest tier that holds it, if it fits.
+
+        Activations stay on the device if there is room: a transfer that is not needed delays
+        nothing.
+        """
+        graph, machine = self._space.graph, self._space.machine
+        table = PhaseTable.of(plan, (plan.stages,), graph)
+        for tier, activations in self._sizes.places(plan, table)[0]:
+            offloaded = with_state_on(plan, tier.name, activations=activations)
+            short = TruncatedPlan(offloaded, graph, machine)
+            if (
+                not plan_errors(offloaded, graph, machine)
+                and short.peak_bytes <= self._budget_bytes
+            ):
+                yield short
 
 
-class _PlanSizes:
+class PhaseSizes:
     """What fits by layer sizes alone.
 
     Args:
@@ -152,17 +217,25 @@ class _PlanSizes:
         self._space, self._budget_bytes, self._state = space, budget_bytes, state
         self._layer_state: dict[tuple[object, ...], LayerState] = {}
         self._layer_passes: dict[tuple[object, ...], LayerPasses] = {}
+        self._fullest_layer: dict[tuple[object, ...], int] = {}
+
+    def least_bytes(self, base: Plan) -> int:
+        """Device memory that plans take whose phases are single layers, or more."""
+        key = (*_passes_key(base), base.batch.accumulation > 1)
+        if key not in self._fullest_layer:
+            self._fullest_layer[key] = self.memory(base).of_fullest_layer()
+        return self._fullest_layer[key] + self._process_bytes(base)
 
     def places(self, base: Plan, table: PhaseTable) -> list[list[tuple[Tier, bool]]]:
         """Where each plan fits: its nearest tier, and whether activations are there too, `[plan]`.
 
         Places without activations come first.
         """
-        memory, tiers = self._memory(base), offload_tiers(self._space.machine)
+        memory, tiers = self.memory(base), offload_tiers(self._space.machine)
         found: list[list[tuple[Tier, bool]]] = [[] for _ in table.stages]
         for activations in (False, True):
             least = memory.of_fullest_stage(table, offloads_activations=activations)
-            waiting = least <= self._room(base)
+            waiting = least + self._process_bytes(base) <= self._budget_bytes
             outputs = memory.offloaded_outputs(table) if activations else None
             for tier in tiers if waiting.any() else ():
                 needed = self._state.fullest_bytes(base, table, tier, outputs)
@@ -172,12 +245,9 @@ class _PlanSizes:
                 waiting &= ~holds
         return found
 
-    def _memory(self, base: Plan) -> PhaseMemory:
-        graph, parallel, batch = self._space.graph, base.parallel, base.batch
-        passes = (
-            parallel.tensor, parallel.context, parallel.expert, base.precision, base.compile,
-            base.loss, base.attention, base.stages[0].recompute, batch.micro,
-        )  # fmt: skip
+    def memory(self, base: Plan) -> PhaseMemory:
+        """Bounds on the device memory of a plan in every number of phases."""
+        graph, passes = self._space.graph, _passes_key(base)
         if passes not in self._layer_passes:
             self._layer_passes[passes] = LayerPasses.of(base, graph)
         state = state_key(base)
@@ -185,10 +255,17 @@ class _PlanSizes:
             self._layer_state[state] = LayerState.of(base, graph)
         return PhaseMemory(base, graph, self._layer_state[state], self._layer_passes[passes])
 
-    def _room(self, base: Plan) -> int:
-        """Bytes beside the process."""
-        device = self._space.machine.device
-        return self._budget_bytes - device.process_bytes(compiled=base.compile)
+    def _process_bytes(self, base: Plan) -> int:
+        return self._space.machine.device.process_bytes(compiled=base.compile)
+
+
+def _passes_key(base: Plan) -> tuple[object, ...]:
+    """What the passes of a micro-batch depend on."""
+    parallel = base.parallel
+    return (
+        parallel.tensor, parallel.context, parallel.expert, base.precision, base.compile,
+        base.loss, base.attention, base.stages[0].recompute, base.batch.micro,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)

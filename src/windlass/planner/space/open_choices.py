@@ -8,6 +8,7 @@ from math import gcd
 from typing import Literal, get_args
 
 from windlass.cost import KeptCode
+from windlass.models import has_config, predicts_pairs, predicts_text_classes
 from windlass.planner.space.options import (
     divisors,
     is_captured,
@@ -108,7 +109,7 @@ class OpenChoices:
             wanted = ()
         sharded = (each for each in wanted if each in captured)
         candidates = (1, *sharded) if pin is None else (pin,)
-        own, context = self.machine.stack is None, self.request.parallel.context or 1
+        own = self.machine.stack is None
         if self.request.loss == "fused":
             candidates = (1,)
         elif own and self.request.precision == "float8":
@@ -118,7 +119,6 @@ class OpenChoices:
             for degree in candidates
             if degree <= self.machine.devices
             and not any(tensor_parallel_errors(degree, self.sequence, self.graph))
-            and not (own and any(context_run_errors(context, self.graph, degree, self.sequence)))
         )
 
     @cached_property
@@ -185,15 +185,28 @@ class OpenChoices:
 
     @cached_property
     def context_degrees(self) -> tuple[int | None, ...]:
-        """Context-parallel degrees of another stack: powers of two that divide a sequence."""
+        """Context-parallel degrees that divide a sequence; None means 1."""
         pin = self.request.parallel.context
         if pin is not None:
             return (pin if pin > 1 else None,)
-        powers = (2**power for power in range(1, self.machine.devices.bit_length()))
-        able = (each for each in powers if not any(context_errors(each, self.sequence)))
-        # What Windlass's own attention gathers costs more than other axes: only a request asks.
-        is_other = self.machine.stack is not None
-        return (None, *able) if self._can.context and is_other else (None,)
+        is_open = self._can.context and (self.machine.stack is not None or self._is_plain_text)
+        most = self.machine.devices if is_open else 1
+        degrees = (each for each in divisors(self.sequence) if 1 < each <= most)
+        return (None, *(each for each in degrees if not any(context_errors(each, self.sequence))))
+
+    @property
+    def _is_plain_text(self) -> bool:
+        """Whether tokens see others by the attention of our own layers alone, as ranks need it."""
+        name, arguments = self.request.model.name, self.request.model.model_dump(exclude_none=True)
+        has_head = predicts_pairs(name, arguments) or predicts_text_classes(name, arguments)
+        return has_config(name) and not has_head and self.request.data.format != "classes"
+
+    def divides_tokens(self, context: int | None, tensor: int) -> bool:
+        """Whether context and tensor parallelism can divide the tokens of a sequence together."""
+        own = self.machine.stack is None
+        return not own or not any(
+            context_run_errors(context or 1, self.graph, tensor, self.sequence)
+        )
 
     @cached_property
     def expert_degrees(self) -> tuple[int | None, ...]:

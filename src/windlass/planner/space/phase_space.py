@@ -5,7 +5,7 @@ have no room on the device.
 """
 
 from collections.abc import Iterator
-from functools import cache, lru_cache
+from functools import lru_cache
 from itertools import pairwise, product
 
 import numpy as np
@@ -13,7 +13,6 @@ import numpy as np
 from windlass.cost import Ints
 from windlass.planner.space.options import offload_tiers
 from windlass.planner.space.phase_table import PhaseTable, sums_before
-from windlass.planner.space.pins import pinned_parallelism
 from windlass.planner.space.plan_space import PlanSpace
 from windlass.planner.space.stage_partition import balanced_partition
 from windlass.program import (
@@ -35,76 +34,64 @@ from windlass.schema import (
     Tier,
 )
 
-_PHASES = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+PHASES = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 """Phases of a stage that are tried if the request leaves them open, besides one for each layer."""
 
 
-def full_parallelisms(space: PlanSpace) -> tuple[Parallelism, ...]:
-    """Parallel degrees that are open; only those that use the most devices.
-
-    Args:
-        space: what is open. If every grid is, those count that use the most devices for their
-            tensor-parallel degree: a larger degree on fewer devices may need less memory.
-    """
-    context = pinned_parallelism(space.request).context
-    candidates = [
-        Parallelism(pipeline=pipeline, tensor=tensor, data=data, context=context, expert=expert)
-        for pipeline, tensor, data, expert in product(
-            space.pipeline_degrees, space.tensor_degrees, space.data_degrees, space.expert_degrees
-        )
-        if pipeline * tensor * data * (context or 1) <= space.machine.devices
-        and pipeline <= space.graph.layers
-        and space.divides_experts(expert, data, context)
-    ]
-    most: dict[int | None, int] = {}
-    groups = [each.tensor if space.every_grid else None for each in candidates]
-    for group, each in zip(groups, candidates, strict=True):
-        most[group] = max(most.get(group, 0), each.devices)
-    pairs = zip(groups, candidates, strict=True)
-    return tuple(each for group, each in pairs if each.devices == most[group])
-
-
 def base_plans(space: PlanSpace) -> Iterator[Plan]:
-    """Every plan that is open, each stage in one phase.
+    """Every plan that is open, each stage in one phase."""
+    devices = space.table.devices.tolist()
+    for pipeline in space.pipeline_degrees:
+        for config, ranks in enumerate(devices):
+            if pipeline * ranks <= space.machine.devices and pipeline <= space.graph.layers:
+                yield from plans_of(space, pipeline, config)
+
+
+def plans_of(space: PlanSpace, pipeline: int, config: int) -> Iterator[Plan]:
+    """The plans of one configuration on so many stages, each stage in one phase.
 
     Recompute modes do not distinguish plans of a single stage: in phases all layers are recomputed
-    except those of the last phase, whose backward passes follow at once.
+    except those of the last phase, whose backward passes follow at once. Nor do schedules: all
+    micro-batches pass one phase after the other. Offloaded state is shared by as many replicas as
+    offloaded parameters are.
     """
-    if space.request.parallel.virtual_stages not in (None, 1):
+    request, table = space.request, space.table
+    layer = table.modes[table.mode[config]]
+    if request.parallel.virtual_stages not in (None, 1):
         return
-
-    @cache
-    def stages_of(pipeline: int, mode: Recompute) -> tuple[Stage, ...]:
-        bounds = pairwise(space.chunk_bounds(pipeline))
-        return tuple(Stage(phases=(each,), recompute=mode) for each in bounds)
-
-    schedule = space.request.parallel.schedule or "1f1b"
-    choices = product(full_parallelisms(space), space.precisions, space.losses, space.attentions)
-    for parallel, precision, loss, attention in choices:
-        if loss == "fused" and parallel.tensor > 1:
-            continue
-        modes = [
-            (compiled, mode)
-            for compiled, mode in space.modes("1f1b", precision, parallel.tensor)
-            if mode != "selective" or space.request.recompute == mode
-        ]
-        if parallel.pipeline == 1:
-            modes = list({compiled: (compiled, mode) for compiled, mode in modes[::-1]}.values())
-        for (micro, micros), (compiled, mode), degrees in product(
-            reversed(space.microbatches(parallel.data)),
-            modes,
-            space.sharding_degrees(parallel.replicas, parallel.expert_degree),
-        ):
+    parallel = Parallelism(
+        pipeline=pipeline,
+        tensor=layer.tensor,
+        data=int(table.data[config]),
+        context=layer.context,
+        expert=layer.expert,
+        schedule=request.parallel.schedule or "1f1b",
+    )
+    bounds = space.chunk_bounds(pipeline)
+    modes = [
+        mode
+        for compiled, mode in space.modes("1f1b", layer.precision, layer.tensor)
+        if compiled == layer.compiled
+    ]
+    for mode, (parameters, optimizer) in product(
+        modes[:1] if pipeline == 1 else modes,
+        space.sharding_degrees(parallel.replicas, parallel.expert_degree),
+    ):
+        if parameters == optimizer:
             yield space.base.model_copy(
                 update={
-                    "parallel": parallel.model_copy(update={"schedule": schedule}),
-                    "precision": precision,
-                    "compile": compiled,
-                    "loss": loss,
-                    "attention": attention,
-                    "sharding": ShardingDegrees(parameters=degrees[0], optimizer=degrees[1]),
-                    "batch": Batch(sequence=space.sequence, micro=micro, accumulation=micros),
-                    "stages": stages_of(parallel.pipeline, mode),
+                    "parallel": parallel,
+                    "precision": layer.precision,
+                    "compile": layer.compiled,
+                    "loss": layer.loss,
+                    "attention": layer.attention,
+                    "sharding": ShardingDegrees(parameters=parameters, optimizer=optimizer),
+                    "batch": Batch(
+                        sequence=space.sequence,
+                        micro=int(table.micro[config]),
+                        accumulation=int(table.accumulation[config]),
+                    ),
+                    "stages": _stages(bounds, mode),
                 }
             )
 
@@ -112,7 +99,7 @@ def base_plans(space: PlanSpace) -> Iterator[Plan]:
 def phase_partitions(base: Plan, space: PlanSpace) -> Iterator[Plan]:
     """The plan in every number of phases that is open, most phases first; not offloaded yet."""
     longest = max(stage.end_layer - stage.first_layer for stage in base.stages)
-    counts = (longest, *(count for count in reversed(_PHASES) if count < longest))
+    counts = (longest, *(count for count in reversed(PHASES) if count < longest))
     parameters = tuple(kind.parameter_count for kind in space.graph.layer_kinds())
     for count in counts if space.request.phases is None else (space.request.phases,):
         if 1 < count <= longest:
@@ -238,6 +225,12 @@ def state_key(plan: Plan) -> tuple[object, ...]:
     """What the model state of a plan depends on, beside its phases."""
     # Gradients that are accumulated are float32.
     return plan.parallel, plan.precision, plan.sharding, plan.batch.accumulation > 1
+
+
+@lru_cache(maxsize=4096)
+def _stages(bounds: tuple[int, ...], mode: Recompute) -> tuple[Stage, ...]:
+    """Stages of one phase each."""
+    return tuple(Stage(phases=(each,), recompute=mode) for each in pairwise(bounds))
 
 
 @lru_cache(maxsize=4096)

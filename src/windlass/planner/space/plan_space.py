@@ -106,6 +106,7 @@ class PlanSpace(OpenChoices):
             )
             if is_captured(self.graph, precision, compiled=compiled)
             and (loss is None or tensor == 1)
+            and self.divides_tokens(context, tensor)
         )
         sizes = np.array(
             [(data, *each) for data in self.data_degrees for each in self.microbatches(data)],

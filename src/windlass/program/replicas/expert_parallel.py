@@ -131,9 +131,13 @@ def rank_kinds(plan: Plan, graph: Graph, tensor_rank: int = 0) -> dict[str, Laye
         graph: the plan's full graph.
         tensor_rank: tensor-parallel rank; rank 0 has the largest shard.
     """
-    kinds = graph.shard(plan.parallel.tensor, tensor_rank, loss=plan.loss).kinds
-    gathered = gathered_kinds(kinds, plan.parallel.context or 1)
-    return divided_kinds(gathered, plan.parallel.expert_degree)
+    parallel = plan.parallel
+    key = parallel.tensor, tensor_rank, plan.loss, parallel.context, parallel.expert
+    if key not in graph.rank_kinds:
+        kinds = graph.shard(parallel.tensor, tensor_rank, loss=plan.loss).kinds
+        gathered = gathered_kinds(kinds, parallel.context or 1)
+        graph.rank_kinds[key] = divided_kinds(gathered, parallel.expert_degree)
+    return graph.rank_kinds[key]
 
 
 def divided_kinds(kinds: Mapping[str, LayerKind], degree: int) -> dict[str, LayerKind]:

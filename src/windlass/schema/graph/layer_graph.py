@@ -231,6 +231,14 @@ class Graph(Document):
             return self.unsharded.label
         return f"{self.name}@{self.fingerprint()}"
 
+    @cached_property
+    def rank_kinds(self) -> dict[tuple[object, ...], dict[str, LayerKind]]:
+        """Layer kinds of a rank that `program` has made of these, by the degrees that divide them.
+
+        A search asks for the same few of them thousands of times.
+        """
+        return {}
+
     @property
     def can_fuse_loss(self) -> bool:
         """Whether the last layer was captured with its loss fused."""
