@@ -145,7 +145,7 @@ def test_masks_that_move_equal_those_of_dense_gradients_in_plain_pytorch(
 def packed_answers(tokens: TokenDataset, folder: Path) -> RowBatches:
     del tokens
     dataset = some_conversations(folder, weights=(1, 0.25))
-    return conversation_batches(dataset, sequence=48, batch=4, seed=5, packing=True)
+    return conversation_batches(dataset, sequence=96, batch=4, seed=5, packing=True)
 
 
 def packed_masked_text(tokens: TokenDataset, folder: Path) -> RowBatches:
@@ -172,6 +172,8 @@ def test_packed_rows_equal_documents_that_are_computed_one_by_one(
     rows = make(tokens, tmp_path)
     counts = rows.target_counts(1)
     assert counts[:2].sum() != counts[2:].sum(), "micro-batches weigh differently"
+    assert rows.packing_factor is not None
+    assert rows.packing_factor > 1.5
     result = compared(name=name, rows=rows, vocabulary=258, dropout=0.1 * (name != "llama-tiny"))
     assert result.passed, result.first_mismatch
 
@@ -282,11 +284,11 @@ def made_masked_text(folder: Path) -> tuple[RowBatches, PlainRows]:
 def made_answers(
     folder: Path, *, packing: bool, drop_long: bool, weights: tuple[float, ...] = (1,)
 ) -> tuple[RowBatches, PlainRows]:
-    dataset = some_conversations(folder, weights=weights)
+    dataset, length = some_conversations(folder, weights=weights), 96 if packing else 40
     batches = conversation_batches(
-        dataset, sequence=48, batch=30, seed=5, drop_long=drop_long, packing=packing
+        dataset, sequence=length, batch=30, seed=5, drop_long=drop_long, packing=packing
     )
-    form = RowForm(48, 30, 5, None, packing=packing)
+    form = RowForm(length, 30, 5, None, packing=packing)
     return batches, read_plain_answers(dataset.folder, form, drop_long=drop_long)
 
 
