@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 
 from windlass.data.batches import Batches
 from windlass.data.dataset_cache import prepare_dataset
@@ -142,9 +143,11 @@ def test_masks_that_move_equal_those_of_dense_gradients_in_plain_pytorch(
     assert counts["averaged held-out loss"] == 2
 
 
-def packed_answers(tokens: TokenDataset, folder: Path) -> RowBatches:
+def packed_answers(
+    tokens: TokenDataset, folder: Path, weights: tuple[float, ...] = (1,)
+) -> RowBatches:
     del tokens
-    dataset = some_conversations(folder, weights=(1, 0.25))
+    dataset = some_conversations(folder, weights=weights)
     return conversation_batches(dataset, sequence=96, batch=4, seed=5, packing=True)
 
 
@@ -311,6 +314,16 @@ def test_rows_of_documents_are_those_of_the_written_order(
     for step in (1, 2, 9):
         for ours, theirs in zip(batches.samples(step), plain.samples(step), strict=True):
             assert ours.tolist() == theirs.tolist()
+        *_, learned = plain.samples(step)
+        counts, places = batches.target_counts(step), batches.sequence
+        if learned.ndim == 3:
+            fractions = learned[:, 1].int().view(torch.float32).sum(dim=1)
+            assert counts.tolist() == pytest.approx(fractions.tolist())
+        else:
+            parts = (learned[:, :places], learned[:, places:])
+            expected = torch.stack([(part != -100).sum(dim=1) for part in parts], dim=1)
+            kinds = counts.reshape(len(counts), -1).shape[1]
+            assert counts.reshape(-1, kinds).tolist() == expected[:, :kinds].tolist()
         ids, apart = batches.document_ids(step, 0, 30), plain.documents(step)
         assert (ids is None) == (apart is None)
         assert ids is None or ids.tolist() == apart.tolist()
