@@ -66,18 +66,21 @@ def inject_fault(name: str, handlers: Handlers, hook: HookContext) -> Handlers:
 def overflow_on_last_rank(handlers: Handlers, hook: HookContext) -> Handlers:
     """The last rank's gradients of some steps have one infinite element, and no other rank's have.
 
-    It is no fault: a run in float16 leaves these steps out, on all ranks alike.
+    It is no fault: a run in float16 leaves these steps out, on all ranks alike. The element is in
+    the last layer alone, so that one rank has it where gradients are sharded.
     """
     last = hook.plan.parallel.devices - 1
     if hook.groups is not None and hook.groups.rank != last:
         return handlers
+    spoiled = hook.plan.stages[-1].end_layer - 1
 
     def after(kind: InstructionKind) -> Handler:
         def backward(layer: int, micro: int) -> None:
             handlers[kind](layer, micro)
             used = hook.compute.layers[layer].used
             gradients = [w.gradient for w in used if w.gradient is not None]
-            if hook.compute.inputs.step in OVERFLOWING_STEPS and gradients:
+            overflows = layer == spoiled and hook.compute.inputs.step in OVERFLOWING_STEPS
+            if overflows and gradients:
                 gradients[-1].view(-1)[0] = torch.inf
 
         return backward
