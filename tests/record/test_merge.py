@@ -254,6 +254,23 @@ def test_hostile_names_never_leave_the_target(tmp_path: Path) -> None:
         receiver.put("../../etc", "id", "run", BytesIO())
 
 
+def test_nothing_is_written_through_a_link_of_the_target(tmp_path: Path) -> None:
+    run = new_run(tmp_path / "a")
+    other = new_run(tmp_path / "a")
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    copy = tmp_path / "b" / run.name
+    shutil.rmtree(copy / "journal")
+    (copy / "journal").symlink_to(elsewhere)
+    with reopen_run_folder(other, meta=META) as again:
+        add_rows(again.journal, 4, 5)
+    report = merge_folders([tmp_path / "a"], tmp_path / "b")
+    assert "is a link, and nothing is written through links" in report.warnings[0]
+    assert list(elsewhere.iterdir()) == []
+    assert (tmp_path / "b" / other.name / "journal" / "0.2.j").exists()
+
+
 def test_a_store_of_a_newer_windlass_is_refused_whole(tmp_path: Path) -> None:
     new_run(tmp_path / "a")
     newer = new_run(tmp_path / "a")

@@ -328,11 +328,11 @@ class _Connections(urllib.request.HTTPSHandler, urllib.request.HTTPHandler):
 
     def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
         """Opens `http://`."""
-        return self.do_open(self._opening(http.client.HTTPConnection), req)
+        return self.do_open(self._opening(_Connection), req)
 
     def https_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
         """Opens `https://`."""
-        return self.do_open(self._opening(http.client.HTTPSConnection), req)
+        return self.do_open(self._opening(_SecureConnection), req)
 
     def shut(self) -> None:
         """Ends all connections, whatever they wait for."""
@@ -349,6 +349,19 @@ class _Connections(urllib.request.HTTPSHandler, urllib.request.HTTPHandler):
             return self._opened[-1]
 
         return opening
+
+
+class _Connection(http.client.HTTPConnection):
+    """Reads the answer of a server that closes before it has read a whole file."""
+
+    def request(self, *words: Any, **more: Any) -> None:  # noqa: ANN401  http.client's own
+        """Sends a request, as much as the server takes of it."""
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            super().request(*words, **more)
+
+
+class _SecureConnection(http.client.HTTPSConnection, _Connection):
+    """The same over TLS."""
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):

@@ -255,7 +255,7 @@ class FolderStore:
         """
         if not is_record_file(name, checkpoints=True):
             raise RecordError(f"`{name[:_LONGEST_NAME]}` is no file of a run's record")
-        atomic_write(self._folders[run_id] / name, content)
+        atomic_write(self._written_path(run_id, name), content)
 
     def copy(self, run_id: str, name: str, file: Path) -> None:
         """Puts a copy of a large file there, or nothing, with a part of it in memory at most.
@@ -272,12 +272,27 @@ class FolderStore:
         Raises:
             StorageError: the disk is full.
         """
-        with atomic_writer(self.path(run_id, name)) as copy:
+        with atomic_writer(self._written_path(run_id, name)) as copy:
             shutil.copyfileobj(content, copy, _CHUNK_BYTES)
 
     def path(self, run_id: str, name: str) -> Path:
         """Where a file lies."""
         return self._folders[run_id] / name
+
+    def _written_path(self, run_id: str, name: str) -> Path:
+        """Where a file is written; not through a link, which may lead to other files.
+
+        Raises:
+            RunNotCopiedError: a folder of the run is a link.
+        """
+        folder = self._folders[run_id]
+        for place in (folder, *(folder / part for part in Path(name).parents)):
+            if place.is_symlink():
+                raise RunNotCopiedError(
+                    f"`{place}` is a link, and nothing is written through links; put what it "
+                    "points to in its place"
+                )
+        return folder / name
 
     def is_busy(self, run_id: str) -> bool:
         """Whether a process on this host is writing the run right now."""
