@@ -97,7 +97,13 @@ def test_a_program_of_a_folder_that_is_one_object_stays_a_text(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("suffix", "compress"), [(".gz", gzip.compress), (".bz2", bz2.compress), (".xz", lzma.compress)]
+    ("suffix", "compress"),
+    [
+        (".gz", gzip.compress),
+        (".bz2", bz2.compress),
+        (".xz", lzma.compress),
+        (".zst", lambda content: pa.compress(content, codec="zstd", asbytes=True)),
+    ],
 )
 def test_compressed_text_is_read_as_what_it_holds(
     tmp_path: Path, suffix: str, compress: Callable[[bytes], bytes]
@@ -108,7 +114,8 @@ def test_compressed_text_is_read_as_what_it_holds(
 
     whole = compress(b"many words " * 999)
     (tmp_path / f"words.txt{suffix}").write_bytes(whole[: len(whole) // 2])
-    assert "cannot be read: it is damaged" in read(tmp_path)[-1]
+    assert "words.txt" in read(tmp_path)[-1]
+    assert "cannot be read: " in read(tmp_path)[-1]
 
 
 def test_a_byte_order_mark_is_no_text(tmp_path: Path):

@@ -4,10 +4,9 @@ import importlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NamedTuple
 
-from windlass.data.files.compressed_file import plain_suffix
+from windlass.data.files.compressed_file import arrow_package, plain_suffix
 from windlass.errors import DataError
 
 _TABLE_ROWS = 1024
@@ -32,7 +31,7 @@ def open_arrow_table(path: Path) -> Iterator[ArrowTable]:
         ValueError: it is none of them.
     """
     is_parquet = plain_suffix(path) == ".parquet"
-    arrow = _arrow_package(path)
+    arrow = arrow_package(path)
     try:
         if is_parquet:
             with importlib.import_module("pyarrow.parquet").ParquetFile(path) as table:
@@ -93,12 +92,3 @@ def arrow_batches(path: Path, columns: Sequence[str]) -> Iterator[Any]:
             yield from table.batches(columns)
     except ValueError as error:
         raise DataError(str(error)) from None
-
-
-def _arrow_package(path: Path) -> ModuleType:
-    try:
-        return importlib.import_module("pyarrow")
-    except ImportError:
-        raise DataError(
-            f"`{path}` needs the package `pyarrow`; install `windlass[parquet]`"
-        ) from None

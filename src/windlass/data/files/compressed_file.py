@@ -3,6 +3,7 @@
 import bz2
 import gzip
 import importlib
+import io
 import lzma
 import zlib
 from collections.abc import Callable, Iterator
@@ -35,24 +36,39 @@ def open_text_file(path: Path) -> Iterator[BinaryIO]:
         DataError: the package is missing that uncompresses it.
         OSError: it cannot be read, or is damaged.
     """
-    suffix, faults = path.suffix.lower(), _FAULTS
-    zstandard = _zstandard(path) if suffix == ".zst" else None
     openers: dict[str, Callable[[Path, str], Any]] = {
         ".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open, ".lzma": lzma.open,
+        ".zst": _open_zstandard,
     }  # fmt: skip
-    if zstandard is not None:
-        openers[".zst"], faults = zstandard.open, (*faults, zstandard.ZstdError)
     try:
-        with openers.get(suffix, open)(path, "rb") as stream:
+        with openers.get(path.suffix.lower(), open)(path, "rb") as stream:
             yield cast(BinaryIO, stream)
-    except faults as error:
+    except _FAULTS as error:
         raise OSError(f"it is damaged: {error}") from None
 
 
-def _zstandard(path: Path) -> ModuleType:
+def _open_zstandard(path: Path, mode: str) -> BinaryIO:
+    """The content of a file of Zstandard.
+
+    pyarrow says where one ends early; the reader of the package `zstandard` just ends there.
+    """
+    del mode
+    stream = arrow_package(path).input_stream(str(path), compression="zstd")
+    return cast(BinaryIO, io.BufferedReader(stream))
+
+
+def arrow_package(path: Path) -> ModuleType:
+    """The package pyarrow.
+
+    Args:
+        path: the file that needs it.
+
+    Raises:
+        DataError: it is missing.
+    """
     try:
-        return importlib.import_module("zstandard")
+        return importlib.import_module("pyarrow")
     except ImportError:
         raise DataError(
-            f"`{path}` needs the package `zstandard`; install it, or compress the file by gzip"
+            f"`{path}` needs the package `pyarrow`; install `windlass[parquet]`"
         ) from None
