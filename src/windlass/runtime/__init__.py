@@ -98,6 +98,9 @@ from windlass.runtime.memory_stats import (
 from windlass.runtime.optimizers.groups import (
     require_group_matches,
 )
+from windlass.runtime.optimizers.learning_rate import (
+    learning_rate,
+)
 from windlass.runtime.rank_context import (
     RankContext,
 )
@@ -194,6 +197,7 @@ __all__ = [
     "is_peer_lost",
     "is_sharded",
     "latest_checkpoint",
+    "learning_rate",
     "link_checkpoint",
     "load_dense_weights",
     "load_weights",

@@ -1,5 +1,6 @@
 """Runs that start from a checkpoint of another run."""
 
+import re
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -67,8 +68,30 @@ def test_a_run_that_goes_on_equals_one_that_was_never_interrupted(runs: Path) ->
     )
 
     assert longer.done == 6
+    assert "with its data order and learning rates" in longer.notes[-1]
     assert losses(longer) == losses(windlass.load("parent", root=runs).steps)[6:]
     assert not windlass.load(longer.folder).faults
+
+
+def test_a_jump_of_the_learning_rate_is_said_with_the_rate_that_begins_where_the_parent_ended(
+    runs: Path,
+) -> None:
+    parent = find_parent("parent", root=runs, continues=True)
+    jumps = windlass.train(None, "train.steps=18", parent=parent, root=runs)
+    said = re.search(
+        r"jumps by a factor of (\S+), from (\S+) to (\S+); `train.learning_rate=(\S+)` begins",
+        jumps.notes[-1],
+    )
+    assert said
+    factor, before, after, rate = map(float, said.groups())
+    assert parent.record.steps[-1].learning_rate == pytest.approx(before, rel=0.01)
+    assert after == pytest.approx(factor * before, rel=0.02)
+    assert factor > 2
+
+    words = ("train.steps=18", f"train.learning_rate={rate}")
+    smooth = windlass.train(None, *words, parent=parent, root=runs)
+    assert "with its data order and learning rates" in smooth.notes[-1]
+    assert next(iter(smooth)).learning_rate == pytest.approx(before, rel=0.02)
 
 
 def test_a_child_that_was_interrupted_before_its_first_save_resumes_from_its_parent(

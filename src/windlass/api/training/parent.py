@@ -39,6 +39,12 @@ _DATA_KEYS = ("sequence", "batch", "steps")
 """Keys of `train` that follow from the data in fine-tuning."""
 
 
+_RATE_KEYS = ("steps", "learning_rate", "schedule", "warmup", "decay", "final_rate")
+_CONTINUOUS_FACTOR = 1.25
+"""Largest factor between the learning rates of two steps in turn that is no jump, but for the first
+steps of a warm-up."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParentRun:
     """The run that another one starts from, and how."""
@@ -363,11 +369,32 @@ def _breaks_in_order(parent: ParentRun, request: ResolvedRequest) -> Iterator[st
         yield f"`data` is not that of run `{parent.name}`"
 
 
+def _rates(parent: ParentRun, request: ResolvedRequest) -> str:
+    """The learning rates of a run that goes on with its parent's steps, as a clause."""
+    from windlass.runtime import learning_rate
+
+    new, step, old = request.train, parent.step, parent.record.request
+    if old is not None and all(getattr(old.train, k) == getattr(new, k) for k in _RATE_KEYS):
+        return "learning rates"
+    rates = {each.step: each.learning_rate for each in parent.record.steps}
+    before, after = rates.get(step), learning_rate(new, step + 1)
+    if not before:
+        return "learning rates"
+    factor, rising = after / before, (step + 1) / step
+    if 1 / _CONTINUOUS_FACTOR < factor < max(_CONTINUOUS_FACTOR, 1.01 * rising):
+        return "learning rates"
+    return (
+        f"the schedule of one run of {new.steps} steps: the learning rate jumps by a factor of "
+        f"{factor:.3g}, from {before:.3g} to {after:.3g}; "
+        f"`train.learning_rate={new.learning_rate / factor:.3g}` begins where the parent ended"
+    )
+
+
 def _note(parent: ParentRun, request: ResolvedRequest, *, adapted: bool) -> str:
     """Where the run starts, in a sentence."""
     where = f"step {parent.step} of run `{parent.name}`"
     if parent.continues:
-        return f"goes on after {where}, with its data order and learning rates"
+        return f"goes on after {where}, with its data order and {_rates(parent, request)}"
     if adapted:
         return f"trains adapters beside the weights of {where}, which stay as they are"
     note = f"starts from {where}, with steps, learning rates and data order of its own"
