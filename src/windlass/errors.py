@@ -4,7 +4,9 @@ An error carries plain values only, and the exit code of the command line: 1 the
 input (or the machine) is at fault, 3 a bug, 130 stopped by the user; 0 where all is done already.
 """
 
+import errno
 import re
+import resource
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
@@ -109,6 +111,58 @@ class OutOfMemory(WindlassError):  # noqa: N818  a state of the machine, not of 
     def __init__(self, message: str, *, available_bytes: int) -> None:
         self.available_bytes = available_bytes
         super().__init__(message)
+
+
+_REFUSED_MEMORY = ("failed to map segment", "cannot allocate memory", "can't allocate memory")
+_REFUSED_THREADS = ("can't start new thread", "resource temporarily unavailable")
+
+
+def describe_limit(error: BaseException) -> str | None:
+    """One sentence on a limit of the machine, or of its user, that an error has run into.
+
+    Returns:
+        What ran out, and how much of it a process may have; None for any other error.
+    """
+    seen: set[int] = set()
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        number, text = getattr(cause, "errno", None), str(cause).lower()
+        if number in (errno.EMFILE, errno.ENFILE) or "too many open files" in text:
+            most = _limit(resource.RLIMIT_NOFILE)
+            return f"a process may have {most} open files here; raise that by `ulimit -n 4096`"
+        if (
+            isinstance(cause, MemoryError)
+            or number == errno.ENOMEM
+            or any(each in text for each in _REFUSED_MEMORY)
+        ):
+            most = _limit(resource.RLIMIT_AS, 2**20)
+            own = "" if most == "any number of" else f", where a process may have {most} MiB"
+            return f"memory ran out{own}; raise `ulimit -v`, or take a machine with more"
+        if any(each in text for each in _REFUSED_THREADS):
+            most = _limit(resource.RLIMIT_NPROC)
+            return f"a user may have {most} processes and threads here; raise that by `ulimit -u`"
+        cause = cause.__cause__ or cause.__context__
+    return None
+
+
+def require_addresses(least_bytes: int) -> None:
+    """Refuses a limit on memory under which native libraries end the process without a word.
+
+    Raises:
+        MachineError: this process may have less.
+    """
+    most = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if most != resource.RLIM_INFINITY and most < least_bytes:
+        raise MachineError(
+            f"a process may have {most // 2**20} MiB of memory here, and loading torch alone takes "
+            f"about {least_bytes // 2**20} MiB; raise that by `ulimit -v`"
+        )
+
+
+def _limit(kind: int, unit: int = 1) -> str:
+    most = resource.getrlimit(kind)[0]
+    return "any number of" if most == resource.RLIM_INFINITY else str(most // unit)
 
 
 class InputErrors(WindlassError):  # noqa: N818  several at once

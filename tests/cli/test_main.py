@@ -301,3 +301,14 @@ def test_a_file_named_as_one_of_pythons_modules_is_not_imported_in_its_place(
     command = (*module_command("windlass"), "--version")
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_too_little_memory_to_load_torch_is_one_sentence_and_no_bug(tmp_path: Path) -> None:
+    words = shlex.join(module_command("windlass", "train", "gpt-tiny", "--folder", "run"))
+    done = subprocess.run(
+        ("sh", "-c", f"ulimit -v 400000; exec {words}"),
+        cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.count("\n") <= 2
+    assert "a process may have 390 MiB of memory here, and loading torch alone takes" in done.stderr

@@ -138,3 +138,9 @@ def test_other_keys_of_a_model_file_are_arguments_of_its_function_wherever_they_
     assert request.model_identity.dials == request.model.dials
     with pytest.raises(InputErrors, match=r"unknown key `model.n_layer`; did you mean `model.lay"):
         Request.resolve(None, ["model.n_layer=3"])
+
+
+def test_an_error_of_two_keys_names_the_override_of_the_key_that_it_begins_with():
+    words = ("train.sequence=64", "train.optimizer=schedule-free", "train.ema=0.9")
+    with pytest.raises(InputErrors, match=r"^override `train.ema=0.9`: `train`: `ema` = 0.9"):
+        Request.resolve(None, words)

@@ -16,7 +16,15 @@ from cyclopts import App, CycloptsError, Group
 from windlass.atomic_files import cache_folder
 from windlass.cli.console import console, error_console, print_error
 from windlass.cli.usage_errors import describe_usage_error
-from windlass.errors import RequestError, RunInterrupted, WindlassError, is_text, shorten
+from windlass.errors import (
+    RequestError,
+    RunInterrupted,
+    WindlassError,
+    describe_limit,
+    is_text,
+    require_addresses,
+    shorten,
+)
 
 _COMMANDS = {
     "Train": {
@@ -137,6 +145,11 @@ _ALLOCATOR = "expandable_segments:True"
 tensors of other sizes. Without it phases and long pipelines run out of memory that is free."""
 
 
+_RANKS = {"rank": "", "rank-server": "", "host": ""}
+_LEAST_BYTES = 9 * 2**27
+"""Addresses with which torch can be loaded and a tiny model trained; with less, its libraries end
+the process by a signal. Measured with torch 2.13 for CPUs on Linux."""
+
 _REFUSED = (
     errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP, errno.ENOTDIR,
     errno.EISDIR, errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ENODEV, errno.ENXIO,
@@ -162,7 +175,7 @@ def main(
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder() / "compiled"))
     words = sys.argv[1:] if tokens is None else tokens
     try:
-        _require_text(words)
+        _require_usable(words)
         is_help = not words or words[0] in app.help_flags
         called = _new_app(is_listing=True) if is_help else app
         if words and words[0] in app:
@@ -183,20 +196,23 @@ def main(
         sys.stderr.close()
         sys.exit(0)
     except Exception as error:  # noqa: BLE001  any other error is a bug, shown with its trace
-        if isinstance(error, OSError) and error.errno in _REFUSED and error.filename is not None:
-            print_error(_describe_refusal(error))
+        if (refusal := _describe_refusal(error)) is not None:
+            print_error(refusal)
             sys.exit(2)
         error_console.print_exception()
         print_error("this is a bug in Windlass; please report the trace above")
         sys.exit(3)
 
 
-def _require_text(words: list[str]) -> None:
-    """Refuses words that no file could be named by, or no page or record could show.
+def _require_usable(words: list[str]) -> None:
+    """Refuses words that no file could be named by, and limits that no command could report.
 
     Raises:
         RequestError: a word is not UTF-8, or contains a NUL character.
+        MachineError: the command loads torch, and this process may have too little memory.
     """
+    if words and words[0] in _COMMANDS["Train"] | _COMMANDS["Prove"] | _RANKS:
+        require_addresses(_LEAST_BYTES)
     for word in words:
         if not is_text(word):
             raise RequestError(
@@ -204,7 +220,9 @@ def _require_text(words: list[str]) -> None:
             )
 
 
-def _describe_refusal(error: OSError) -> str:
-    """One sentence on a file that the system refuses."""
-    reason = (error.strerror or "").lower()
-    return f"`{shorten(str(error.filename))}` cannot be used: {reason}; name another place"
+def _describe_refusal(error: Exception) -> str | None:
+    """One sentence on what only the user can mend; None for a bug of Windlass."""
+    if isinstance(error, OSError) and error.errno in _REFUSED and error.filename is not None:
+        reason = (error.strerror or "").lower()
+        return f"`{shorten(str(error.filename))}` cannot be used: {reason}; name another place"
+    return describe_limit(error)

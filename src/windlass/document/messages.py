@@ -43,7 +43,7 @@ def message(
         synonyms: words of other software for keys and values.
     """
     loc: KeyPath = item["loc"]
-    where, name = describe_origin(loc, origin, file), dotted(loc)
+    where, name = describe_origin(_blamed(loc, str(item["msg"]), origin), origin, file), dotted(loc)
     if item["type"] == "extra_forbidden":
         given = next((key for key in origin if key[: len(loc)] == loc), loc)
         hint = "" if len(origin) > _MAX_HINTED else _suggestion(cls, loc, given, synonyms)
@@ -76,6 +76,20 @@ def meant_keys(cls: type[BaseModel], word: str, synonyms: Synonyms) -> list[str]
         or _meant(last, synonyms.keys)
         or [key for key in leaves if _plain(key.rpartition(".")[2]) == _plain(last)]
     )
+
+
+def _blamed(loc: KeyPath, text: str, origin: Mapping[KeyPath, str]) -> KeyPath:
+    """The key below `loc` that a message on a whole table names first; `loc` if it names none."""
+    if loc in origin:
+        return loc
+    places = {
+        place: key
+        for key in origin
+        if key[: len(loc)] == loc
+        for name in (str(key[-1]), dotted(key))
+        if (place := text.find(f"`{name}`")) >= 0
+    }
+    return places[min(places)] if places else loc
 
 
 def describe_origin(loc: KeyPath, origin: Mapping[KeyPath, str], file: Path | None) -> str:

@@ -307,6 +307,15 @@ def test_a_changed_degree_frees_the_pins_of_the_run_that_depend_on_it_and_says_s
     assert resumed.planned.request.batch.accumulation == 1
 
 
+def test_a_changed_program_environment_or_tokenizer_is_refused_by_resume(stopped: Path) -> None:
+    for name in (names.PROGRAM_FILE, names.ENVIRONMENT_FILE, names.TOKENIZER_FILE):
+        before = (stopped / name).read_bytes()
+        (stopped / name).write_bytes(before + b" ")
+        with pytest.raises(RecordError, match=rf"`{name}` .* has changed since run"):
+            windlass.resume(stopped)
+        (stopped / name).write_bytes(before)
+
+
 def test_resume_names_the_command_that_trains_for_more_steps(stopped: Path) -> None:
     with pytest.raises(RequestError, match=r"`windlass train --from \S+ --continue train.steps=9"):
         windlass.resume(stopped, "train.steps=9")

@@ -38,8 +38,11 @@ from windlass.errors import CheckpointError, RecordError, RequestError, RunFinis
 from windlass.program import Program
 from windlass.schema import (
     CHECKPOINT_FOLDER,
+    ENVIRONMENT_FILE,
     JOURNAL_FOLDER,
+    PROGRAM_FILE,
     REQUEST_FILE,
+    TOKENIZER_FILE,
     Request,
     Step,
 )
@@ -305,6 +308,7 @@ def _planned(
     The plan is new if there are overrides, or if the next step is in another leg of the run.
     """
     if not overrides:
+        require_unchanged(record, PROGRAM_FILE, ENVIRONMENT_FILE, TOKENIZER_FILE)
         planned = replace(planned_from_record(record), objects=objects)
         of_leg = request_at_step(planned.request, _next_step(record, planned.request))
         is_new = of_leg != planned.request
@@ -316,7 +320,7 @@ def _planned(
             f"{shlex.quote(str(record.folder))} --continue {shlex.join(overrides)}` starts; a run "
             f"itself may change {', '.join(_CHANGEABLE)}"
         )
-    require_unchanged(record, REQUEST_FILE)
+    require_unchanged(record, REQUEST_FILE, TOKENIZER_FILE)
     request = Request.resolve(record.folder / REQUEST_FILE, overrides)
     request = with_saved_config(request, record.folder)
     request = request_at_step(request, _next_step(record, request))

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from windlass.atomic_files import storage_errors
-from windlass.errors import OutOfMemory, WindlassError
+from windlass.errors import MachineError, OutOfMemory, WindlassError, describe_limit
 from windlass.runtime.distributed.rendezvous import is_peer_lost, write_flight_record
 
 RANKS_FOLDER = "ranks"
@@ -70,10 +70,11 @@ def write_report(folder: Path, rank: int, error: BaseException) -> None:
         rank: the rank that reports.
         error: the error; it may only be a consequence of another rank being gone.
     """
+    limit = None if isinstance(error, WindlassError) else describe_limit(error)
     content = {
-        "kind": type(error).__name__,
-        "is_windlass_error": isinstance(error, WindlassError),
-        "message": (str(error) or type(error).__name__)[:_LONGEST_MESSAGE],
+        "kind": MachineError.__name__ if limit else type(error).__name__,
+        "is_windlass_error": isinstance(error, WindlassError) or limit is not None,
+        "message": (limit or str(error) or type(error).__name__)[:_LONGEST_MESSAGE],
         "available_bytes": error.available_bytes if isinstance(error, OutOfMemory) else 0,
         "is_consequence": is_peer_lost(error),
     }
