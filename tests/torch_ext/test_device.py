@@ -19,6 +19,7 @@ ALLOWED = {
     "sparsity/block_linear_ops.py": "registers kernels for a dispatch key",
     "api/distributed/launch_script.py": "a word of the catalog and of Slurm",
     "api/distributed/kubernetes_jobset.py": "a word of the catalog and of Kubernetes",
+    "api/training/inputs/job.py": "a word of the catalog: what counts as GPU-hours",
     "api/training/preconditions.py": "a word of the catalog: kinds with kernels for kept blocks",
     "hardware/probe/host_devices.py": "links of GPUs, which the driver of NVIDIA tells",
     "runtime/distributed/rank_placement.py": "folders of GPU drivers, by the kind of device",
