@@ -14,7 +14,8 @@ parallelism only one degree has to be captured."""
 
 
 def test_the_smallest_machine_is_one_that_fits_and_below_which_none_does(windlass: Windlass):
-    done = windlass("smallest-machine", *WIDE, "--on", "ipu-m2000", "dgx-a100-80gb", "--json")
+    words = ("--in-memory", "--on", "ipu-m2000", "dgx-a100-80gb", "--json")
+    done = windlass("smallest-machine", *WIDE, *words)
     assert done.returncode == 0, done.stderr
     pod, gpu = json.loads(done.stdout)
     assert (pod["machine"], gpu["machine"], gpu["devices"]) == ("ipu-pod4", "a100-80gb", 1)
@@ -27,13 +28,20 @@ def test_the_smallest_machine_is_one_that_fits_and_below_which_none_does(windlas
     assert below.returncode == 1
 
 
-def test_layers_in_phases_need_a_smaller_machine(windlass: Windlass):
-    done = windlass("smallest-machine", *WIDE, "--on", "ipu-m2000", "--in-phases", "--json")
+def test_layers_may_take_turns_unless_told_otherwise(windlass: Windlass):
+    done = windlass("smallest-machine", *WIDE, "--on", "ipu-m2000", "--json")
     assert json.loads(done.stdout)[0]["machine"] == "gc200"
+    assert done.stderr == ""
+
+
+def test_the_flag_that_is_the_default_now_answers_with_the_one_that_is_not(windlass: Windlass):
+    done = windlass("smallest-machine", *WIDE, "--on", "gc200", "--in-phases", "--json")
+    assert json.loads(done.stdout)[0]["machine"] == "gc200"
+    assert "`--in-memory` keeps all in device memory" in done.stderr
 
 
 def test_a_model_that_fits_no_machine_has_none(windlass: Windlass):
-    done = windlass("smallest-machine", *WIDE, "--on", "gc200", "--json")
+    done = windlass("smallest-machine", *WIDE, "--on", "gc200", "--in-memory", "--json")
     (need,) = json.loads(done.stdout)
     assert need["machine"] is None
     assert need["machines_tried"] == []

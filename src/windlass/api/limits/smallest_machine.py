@@ -19,7 +19,7 @@ def smallest_machines(
     families: Sequence[str],
     *,
     overrides: Sequence[str] = (),
-    in_memory: bool = True,
+    in_memory: bool = False,
     progress: Progress | None = None,
 ) -> Iterator[SmallestMachine]:
     """Yields the smallest machine of each family for each model.

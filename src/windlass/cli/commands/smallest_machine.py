@@ -5,7 +5,7 @@ from pathlib import Path
 
 from windlass import api
 from windlass.cli.command_options import require_machine_names, split_overrides
-from windlass.cli.console import ProgressBars, console, print_json, print_written
+from windlass.cli.console import ProgressBars, console, print_json, print_notes, print_written
 from windlass.cli.flags import AsJson, Flag, ManyNames
 from windlass.report import smallest_machine_figure, smallest_machine_table
 
@@ -20,6 +20,7 @@ def smallest_machine(
     *words: str,
     on: ManyNames = FAMILIES,
     stack: str | None = None,
+    in_memory: Flag = False,
     in_phases: Flag = False,
     picture: Path | None = None,
     as_json: AsJson = False,
@@ -34,8 +35,9 @@ def smallest_machine(
         on: Families of machines (`windlass machines` lists them), or single machines.
         stack: Software to plan for (`windlass stacks` lists them); Windlass's own runtime if not
             given.
-        in_phases: Let layers take turns in device memory, and offload training state; by default
-            all of it stays in device memory.
+        in_memory: Keep all layers and their training state in device memory; by default layers may
+            take turns there, and state may be offloaded.
+        in_phases: The default now.
         picture: Draw the result to this `.svg` or `.png` file.
         as_json: Print the result as JSON.
     """
@@ -44,6 +46,8 @@ def smallest_machine(
     families, more = split_overrides(on)
     require_machine_names(families)
     models, overrides = split_overrides((*words, *more))
+    if in_phases and not in_memory:
+        print_notes(["`--in-phases` is the default now; `--in-memory` keeps all in device memory"])
     if stack is not None:
         overrides = (*overrides, f"stack={json.dumps(stack)}")
     with ProgressBars() as progress:
@@ -52,12 +56,12 @@ def smallest_machine(
                 models or MODELS,
                 families,
                 overrides=overrides,
-                in_memory=not in_phases,
+                in_memory=in_memory,
                 progress=progress,
             )
         )
     if picture is not None:
-        mode = "layers may take turns in memory" if in_phases else "layers and state stay in memory"
+        mode = "layers and state stay in memory" if in_memory else "layers may take turns in memory"
         caption = ", ".join((f"Predicted: {mode}", *overrides))
         api.draw_figure(smallest_machine_figure(results, caption), picture)
     print_written(picture)

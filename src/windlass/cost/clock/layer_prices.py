@@ -107,6 +107,9 @@ class LayerPrices:
         self._stages = (Stage(phases=((0, len(names)),)),)
         self._names = tuple(names[layer] for layer in self.layers)
         self._passes: dict[tuple[LayerConfig, int, ExchangeKey], Floats] = {}
+        self._devices = {
+            offloads: machine.device.effective(offloads=offloads) for offloads in (False, True)
+        }
         self._passes_of = cache(self._layer_passes)
         self._alone_cache: dict[LayerConfig, dict[int, tuple[Floats, Floats]]] = {}
         self._kinds: Callable[..., tuple[LayerKind, ...]] = cache(self._kinds_of)
@@ -115,7 +118,7 @@ class LayerPrices:
 
     def device(self, config: LayerConfig) -> Device:
         """The device as it computes under a configuration."""
-        return self._machine.device.effective(offloads=config.optimizer_tier != DEVICE_TIER)
+        return self._devices[config.optimizer_tier != DEVICE_TIER]
 
     def plan(
         self,
