@@ -5,10 +5,12 @@ from pathlib import Path
 import pytest
 
 import windlass
+from command_line import TINY
 from hub_folders import gpt2_folder
 from windlass.api import describe_job, job_size
 from windlass.api.data import measure_data
 from windlass.api.training.inputs.job import require_named_data
+from windlass.cli.console import print_plan
 from windlass.errors import DataError, InputErrors
 from windlass.schema import Request
 
@@ -40,6 +42,23 @@ def test_a_large_job_on_text_and_tokenizer_that_nobody_named_is_refused_with_bot
     assert "name yours as `data.source`" in text
     assert "4,096 entries would be trained for `gpt2-124m`, which has 50,257" in tokenizer
     assert "name its `tokenizer.json` as `data.tokenizer`" in tokenizer
+
+
+def test_a_plan_is_printed_with_its_data_and_its_cost_first(capsys: pytest.CaptureFixture[str]):
+    print_plan(planned("data.source=nowhere"))
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[:3]] == ["model", "data", "run"]
+    assert "GPU-hours" in " ".join(lines[:4])
+
+
+def test_neither_train_nor_launch_begins_a_large_job_on_text_that_nobody_named(home: Path):
+    large = windlass.plan(*TINY, "train.steps=1000000000")
+
+    with pytest.raises(DataError, match="times over Python's standard library"):
+        windlass.train(large, root=home / "runs")
+    with pytest.raises(DataError, match="times over Python's standard library"):
+        windlass.launch(large, nodes=1, root=home / "runs")
+    assert not (home / "runs").exists()
 
 
 def test_a_large_job_on_toy_data_that_are_named_runs():
