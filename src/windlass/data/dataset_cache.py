@@ -26,7 +26,7 @@ from windlass.document import Document
 from windlass.errors import DataError, StorageError, did_you_mean
 from windlass.schema import BYTE_ENTRIES, DataRequest
 
-_FORMAT = 3
+_FORMAT = 4
 """Version number, raised when the same text would be read, split or encoded differently."""
 
 

@@ -87,10 +87,13 @@ def test_a_prompt_is_read_and_its_completion_learned_with_the_end_of_text():
     assert learned(TEMPLATES["chatml"], chat) == ["d<|im_end|>"]
 
 
+@pytest.mark.parametrize(("key", "read", "learn"), [("weight", 0, 1), ("train", False, True)])
 @pytest.mark.parametrize("name", ["chatml", "chatml-marks"])
-def test_an_answer_of_weight_0_is_read_and_not_learned(name: str):
+def test_an_answer_of_weight_0_is_read_and_not_learned(
+    name: str, key: str, read: object, learn: object
+):
     messages: list[dict[str, object]] = [dict(turn) for turn in CONVERSATIONS[2]]
-    messages[2]["weight"], messages[4]["weight"] = 0, 1
+    messages[2][key], messages[4][key] = read, learn
     answers = [messages[index]["content"] for index in (4, 6)]
     row: dict[str, object] = {"messages": messages}
     assert learned(TEMPLATES[name], row) == [f"{answer}<|im_end|>" for answer in answers]

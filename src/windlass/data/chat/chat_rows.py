@@ -168,7 +168,7 @@ def _conversation(row: Mapping[str, object]) -> tuple[Conversation, Mapping[int,
     if tools is not None and not isinstance(tools, list):
         raise _RowFault(f"`tools` is {_kind(tools)}, not a list")
     turns = [i for i, m in enumerate(messages) if m["role"] == ANSWERING_ROLE]
-    weights = {turn: float(messages[turn].get("weight", 1)) for turn in turns if turn >= context}
+    weights = {turn: _weight(messages[turn]) for turn in turns if turn >= context}
     learned = {turn: weight for turn, weight in weights.items() if weight}
     if not learned:
         raise _RowFault(
@@ -176,6 +176,11 @@ def _conversation(row: Mapping[str, object]) -> tuple[Conversation, Mapping[int,
             f"`{ANSWERING_ROLE}` and a weight above 0"
         )
     return Conversation(messages, tools, turns), learned
+
+
+def _weight(message: Message) -> float:
+    """How much an answer counts; axolotl and NeMo write `"train": false` of one that is read only."""
+    return 0.0 if message.get("train") is False else float(message.get("weight", 1))
 
 
 def _messages(value: object, field: str) -> list[Message]:
