@@ -179,7 +179,7 @@ def _conversation(row: Mapping[str, object]) -> tuple[Conversation, Mapping[int,
 
 
 def _weight(message: Message) -> float:
-    """How much an answer counts; axolotl and NeMo write `"train": false` of one that is read only."""
+    """How much an answer counts; of one that is only read, axolotl writes `"train": false`."""
     return 0.0 if message.get("train") is False else float(message.get("weight", 1))
 
 
