@@ -24,12 +24,26 @@ def search_plan(
     graph, result = _search(resolved, graph, machine, kept_code, objects, progress)
     if not isinstance(result, NothingFits):
         return graph, KeptPlan(result=result, most_sequences=None)
-    for batch in _fitting_batches(request, resolved, graph, machine, data):
+    batches = _fitting_batches(request, resolved, graph, machine, data)
+    # Which batch is usual does not hang on pins of the plan: it is the largest that fits without.
+    if not batches or _fits_without_pins(resolved, graph, machine):
+        return graph, KeptPlan(result=result.with_advice(), most_sequences=None)
+    for batch in batches:
         smaller, _ = resolve_defaults(request, graph, machine, most_sequences=batch, data=data)
         attempt = planner.seek_plan(smaller, graph, machine, every_grid=True, kept_code=kept_code)
         if not isinstance(attempt, NothingFits):
             return graph, KeptPlan(result=attempt, most_sequences=batch)
+        if _fits_without_pins(smaller, graph, machine):
+            return graph, KeptPlan(result=attempt.with_advice(), most_sequences=batch)
     return graph, KeptPlan(result=result.with_advice(), most_sequences=None)
+
+
+def _fits_without_pins(request: ResolvedRequest, graph: Graph, machine: Machine) -> bool:
+    """Whether a plan fits once nothing of it is pinned; no if nothing is."""
+    unpinned = planner.without_pins(request)
+    if unpinned == request:
+        return False
+    return not isinstance(planner.seek_plan(unpinned, graph, machine, every_grid=True), NothingFits)
 
 
 def _fitting_batches(

@@ -5,6 +5,7 @@ from .choose import (
     NothingFits,
     choose_plan,
     seek_plan,
+    without_pins,
 )
 from .defaults import (
     resolve_defaults,
@@ -54,4 +55,5 @@ __all__ = [
     "seek_plan",
     "smaller_batches",
     "with_budget",
+    "without_pins",
 ]

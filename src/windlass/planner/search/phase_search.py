@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from windlass.cost import ArrayClock, predict_plan, predict_time
+from windlass.cost import ArrayClock, Floats, predict_plan, predict_time
 from windlass.planner.result import EvaluatedPlan, with_budget
 from windlass.planner.search.bounds import CLOCK_ERROR, ConfigBounds
 from windlass.planner.search.evaluate import stage_peak_bytes
@@ -50,7 +50,7 @@ from windlass.program import (
     memory_profile,
     plan_errors,
 )
-from windlass.schema import Graph, Machine, Plan, Prediction, Tier
+from windlass.schema import Graph, Machine, Plan, Prediction, Recompute, Tier
 
 _SHORT_MICROBATCHES = 3
 """Micro-batches of the longer of two short programs."""
@@ -161,30 +161,41 @@ class _PhaseSearch:
                 yield float(seconds[at]), _Shape(int(stages[at]), int(config[at]))
 
     def _fitting_by_size(self, shape: _Shape) -> Iterator[tuple[float, Plan]]:
-        """Plans that fit by layer sizes alone, with lower bounds on their step time."""
+        """Plans that fit by layer sizes alone and may be fastest, with bounds on their steps."""
         graph, machine = self._space.graph, self._space.machine
-        nearest = offload_tiers(machine)[0].name
+        nearest, slow = offload_tiers(machine)[0].name, set[Recompute]()
         for base in plans_of(self._space, *shape):
             if self._sizes.least_bytes(base) > self._budget_bytes:
                 return
-            table = self._state.table_with_room(base)
+            mode = base.stages[0].recompute
+            table = None if mode in slow else self._state.table_with_room(base)
             if table is None:
                 continue
             offloaded = with_state_on(base, nearest, activations=False)
-            places = self._sizes.places(base, table)
-            rows = [row for row, place in enumerate(places) if place]
-            plans = [offloaded.model_copy(update={"stages": table.stages[row]}) for row in rows]
-            if plans and not plan_errors(plans[0], graph, machine):
-                times, exchanges = self._times.of(plans[0]), self._exchanges.of(plans[0])
-                seconds = min_step_seconds(
-                    base,
-                    table,
-                    times,
-                    exchanges,
-                    self._transfers.of(plans[0]),
-                    overlap=self._transfers.overlap,
-                )
-                yield from zip(seconds[rows].tolist(), plans, strict=True)
+            plan = offloaded.model_copy(update={"stages": table.stages[0]})
+            if (self._least_seconds(plan, table, shares=False) >= self.best_seconds).all():
+                slow.add(mode)  # with any sharding
+                continue
+            seconds = self._least_seconds(plan, table)
+            near = np.flatnonzero(seconds < self.best_seconds).tolist()
+            places = self._sizes.places(base, table) if near else []
+            rows = [row for row in near if places[row]]
+            if rows and not plan_errors(plan, graph, machine):
+                for row in rows:
+                    update = {"stages": table.stages[row]}
+                    yield float(seconds[row]), offloaded.model_copy(update=update)
+
+    def _least_seconds(self, plan: Plan, table: PhaseTable, *, shares: bool = True) -> Floats:
+        """Least seconds of a step, `[plan]`; of passes alone, or with what state takes too."""
+        none = np.zeros(self._space.graph.layers + 1)
+        return min_step_seconds(
+            plan,
+            table,
+            self._times.of(plan),
+            self._exchanges.of(plan) if shares else (none, none),
+            self._transfers.of(plan) if shares else (none, none),
+            overlap=self._transfers.overlap,
+        )
 
     def _with_offload_tiers(self, plan: Plan) -> Iterator["TruncatedPlan"]:
         """The plan offloaded to the nearest tier that holds it, if it fits.
