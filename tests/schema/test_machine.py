@@ -8,6 +8,7 @@ from hypothesis import given, strategies as st
 from pydantic import ValidationError
 
 from factories import tiny_machine
+from windlass.errors import InputErrors
 from windlass.schema.machine import Device, Machine, Tier
 from windlass.schema.machine.provenance import Source, source_of
 from windlass.schema.machine.rates import Curve, Point
@@ -129,3 +130,10 @@ def test_devices_that_outnumber_the_cores_have_the_overheads_of_all_that_share_o
     for name in ("launch_seconds", "pass_seconds", "update_call_seconds"):
         assert getattr(shared, name) == pytest.approx(waiting * getattr(device, name))
     assert shared.matmul[0].peak == pytest.approx(device.matmul[0].peak / sharers)
+
+
+def test_a_machine_file_without_a_device_is_one_sentence(tmp_path: Path):
+    (path := tmp_path / "m.toml").write_text('name = "m"\nsource = "s"\ndate = "2026-01-01"\n')
+    with pytest.raises(InputErrors) as caught:
+        Machine.load(path)
+    assert str(caught.value) == f"{path}: `device` is missing"

@@ -1,8 +1,12 @@
 """Prediction: what follows from its numbers."""
 
+from pathlib import Path
+
+import pytest
 from hypothesis import given, strategies as st
 
-from windlass.schema.prediction import Prediction, TierPeak
+from windlass.errors import InputErrors
+from windlass.schema.prediction import DeviceTimeline, Prediction, TierPeak, Timeline
 
 
 def prediction(*peaks: TierPeak) -> Prediction:
@@ -22,3 +26,15 @@ def test_a_plan_fits_if_no_tier_overflows(sizes: list[tuple[int, int]]):
 def test_rates_follow_from_the_time_of_a_step():
     assert prediction().tokens_per_second == 500
     assert prediction().mfu == 0.2
+
+
+@pytest.mark.parametrize("name", ["layers", "micro_batches", "starts", "ends", "memory_bytes"])
+def test_a_timeline_whose_lists_differ_in_length_is_refused_by_name(tmp_path: Path, name: str):
+    whole = DeviceTimeline(
+        device=0, kinds=("forward", "backward"), layers=(0, 0), micro_batches=(0, 0),
+        starts=(0, 1), ends=(1, 2), memory_bytes=(5, 6),
+    )  # fmt: skip
+    cut = whole.model_copy(update={name: getattr(whole, name)[:1]})
+    Timeline(predicted=True, devices=(cut,)).save(tmp_path / "t.json")
+    with pytest.raises(InputErrors, match=f"`{name}` has 1 entries and `kinds` 2; each has one"):
+        Timeline.load(tmp_path / "t.json")

@@ -1,6 +1,6 @@
 """Prediction: the step time and memory of a plan, computed before it runs."""
 
-from typing import Literal
+from typing import Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
@@ -169,7 +169,7 @@ class SparseSpeedup(_FiniteDocument):
     everything else takes what it is predicted to (Amdahl's law)."""
 
 
-class DeviceTimeline(Document):
+class DeviceTimeline(_FiniteDocument):
     """The instructions of one device in one step, with the times when each starts and ends.
 
     All sequences have one entry for each instruction, [instruction].
@@ -186,6 +186,17 @@ class DeviceTimeline(Document):
     """Seconds since the step began."""
     memory_bytes: tuple[float, ...] = ()
     """Device memory in use while each instruction runs; empty if not known."""
+
+    @model_validator(mode="after")
+    def _lists_are_as_long(self) -> Self:
+        lists = ("layers", "micro_batches", "starts", "ends", "memory_bytes")
+        for name, values in ((name, getattr(self, name)) for name in lists):
+            if len(values) != len(self.kinds) and (values or name != "memory_bytes"):
+                raise ValueError(
+                    f"`{name}` has {len(values)} entries and `kinds` {len(self.kinds)}; each has "
+                    "one for each instruction"
+                )
+        return self
 
 
 class Timeline(Document):
