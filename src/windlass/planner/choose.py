@@ -14,6 +14,7 @@ from windlass.planner.advice.no_legal_plan import no_legal_plan
 from windlass.planner.advice.offload_feasibility import require_optimizer_tier, require_phases
 from windlass.planner.advice.sensitivity import sensitivities
 from windlass.planner.advice.shortfall import closest_in_phases
+from windlass.planner.advice.single_changes import request_pins
 from windlass.planner.result import (
     EvaluatedPlan,
     InfeasiblePlan,
@@ -25,6 +26,7 @@ from windlass.planner.result import (
 )
 from windlass.planner.search.evaluate import evaluate, infeasible_plan
 from windlass.planner.search.fastest import FastestPlans, fastest_plans
+from windlass.planner.space.axes import explain_axes
 from windlass.planner.space.options import (
     is_captured,
     request_faults,
@@ -204,9 +206,15 @@ def _result(space: PlanSpace, fastest: FastestPlans, budget_bytes: int) -> Plann
         ),
         infeasible=tuple(islice(_smallest(space, fastest, budget_bytes), _MAX_INFEASIBLE)),
         evaluated=fastest.evaluated,
+        axes=explain_axes(space, _pinned_keys(space.request)),
         pinned_rank=_pinned_rank(space, fastest, budget_bytes),
         sensitivity={} if in_phases else sensitivities(space, plan, prediction.by_term),
     )
+
+
+def _pinned_keys(request: ResolvedRequest) -> list[str]:
+    """The keys of a plan that a request names."""
+    return [key for key, _ in request_pins(request) if key != "train.batch"]
 
 
 def _runners_up(space: PlanSpace, fastest: FastestPlans, budget_bytes: int) -> list[EvaluatedPlan]:

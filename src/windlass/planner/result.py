@@ -124,6 +124,8 @@ class PlanningResult:
     advice: Advice | None = None
     evaluated: int = 0
     """Number of plans that were compared."""
+    axes: str = ""
+    """Which choices the search had, which ones were pinned, and which ones there are none of."""
     pinned_rank: PinnedRank | None = None
     """Rank of the chosen plan without the request's pins; None on one device or if nothing is
     pinned."""

@@ -190,6 +190,8 @@ def _print_alternatives(planned: api.Planned, explanation: Explanation) -> None:
     if runners_up:
         rows = zip(runners_up, explanation.runners_up, strict=True)
         console.print(runners_up_table([(r.plan, r.prediction, why) for r, why in rows]))
+    if planned.result.axes:
+        print_line(planned.result.axes)
     if explanation.pinned_rank is not None:
         print_line(f"rank of this plan: {explanation.pinned_rank}")
     _print_infeasible(explanation)
