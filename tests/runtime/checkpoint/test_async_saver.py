@@ -4,7 +4,10 @@ import errno
 import json
 import os
 import shutil
+import threading
+import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -16,8 +19,10 @@ from windlass.models.layer_stack import LayerStack
 from windlass.runtime import param_store
 from windlass.runtime.checkpoint.async_saver import AsyncSaver
 from windlass.runtime.checkpoint.checkpoint import (
+    CheckpointHold,
     Manifest,
     checkpoint_folders,
+    hold_checkpoint,
     latest_checkpoint,
     remove_temporaries,
     verify_checkpoint,
@@ -88,6 +93,54 @@ def test_only_the_newest_checkpoints_are_kept(saver: AsyncSaver, folder: Path):
     assert [path.name for path in checkpoint_folders(folder)] == ["step-00000003", "step-00000010"]
     assert latest_checkpoint(folder).manifest.step == 10
     assert saver.newest_step == 10
+
+
+def test_a_checkpoint_that_somebody_reads_is_removed_when_he_is_done(
+    saver: AsyncSaver, folder: Path
+):
+    save(saver, 1)
+    read = latest_checkpoint(folder, holds=True)
+    also_read = hold_checkpoint(folder, 1)
+    save(saver, 2, 3)
+    read.hold.release()
+    save(saver, 4)
+    assert [path.name[-1] for path in checkpoint_folders(folder)] == ["1", "3", "4"]
+    verify_checkpoint(also_read.path)
+    del also_read
+    save(saver, 5)
+    assert [path.name[-1] for path in checkpoint_folders(folder)] == ["4", "5"]
+
+
+def test_a_checkpoint_that_is_gone_cannot_be_held(saver: AsyncSaver, folder: Path):
+    save(saver, 1, 2, 3)
+    assert hold_checkpoint(folder, 1) is None
+    with pytest.raises(FileNotFoundError):
+        CheckpointHold(folder / "step-00000001")
+
+
+def test_whoever_reads_the_newest_checkpoint_of_a_run_that_goes_on_always_gets_a_whole_one(
+    saver: AsyncSaver, folder: Path
+):
+    save(saver, 1)
+    done = threading.Event()
+
+    def go_on() -> None:
+        for step in range(2, 60):
+            save(saver, step)
+        done.set()
+
+    with ThreadPoolExecutor(1) as thread:
+        run = thread.submit(go_on)
+        steps = []
+        while not done.is_set():
+            checkpoint = latest_checkpoint(folder, holds=True)
+            time.sleep(0.005)
+            for name in checkpoint.manifest.files:
+                assert load_file(checkpoint.path / name)
+            assert checkpoint.damaged == ()
+            steps.append(checkpoint.manifest.step)
+        run.result()
+    assert steps == sorted(steps)
 
 
 def test_a_folder_without_checkpoints_has_no_latest_one(folder: Path):

@@ -235,7 +235,7 @@ def _require_language_model(record: RunRecord, model: str) -> None:
 
 
 def find_checkpoint(record: RunRecord, step: int | None = None) -> "Checkpoint":
-    """A checkpoint of a run.
+    """A checkpoint of a run, which stays while it is referred to.
 
     Args:
         record: the run.
@@ -244,15 +244,15 @@ def find_checkpoint(record: RunRecord, step: int | None = None) -> "Checkpoint":
     Raises:
         CheckpointError: there is no such checkpoint, or none that is whole.
     """
-    from windlass.runtime import Checkpoint, checkpoint_name, latest_checkpoint, verify_checkpoint
+    from windlass.runtime import hold_checkpoint, latest_checkpoint
 
     folder = record.folder / CHECKPOINT_FOLDER
     if step is None:
-        newest = latest_checkpoint(folder)
+        newest = latest_checkpoint(folder, holds=True)
         if newest is None:
             raise CheckpointError(f"run `{record.folder.name}` has saved no checkpoint yet")
         return newest
-    path = folder / checkpoint_name(step)
-    if not path.is_dir():
+    checkpoint = hold_checkpoint(folder, step)
+    if checkpoint is None:
         raise CheckpointError(f"run `{record.folder.name}` keeps no checkpoint of step {step}")
-    return Checkpoint(path=path, manifest=verify_checkpoint(path))
+    return checkpoint

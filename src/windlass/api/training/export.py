@@ -93,7 +93,7 @@ def export(
     record = load(run, root=root)
     require_no_links(record.folder)
     planned = planned_from_record(record)
-    checkpoint = latest_checkpoint(record.folder / CHECKPOINT_FOLDER)
+    checkpoint = latest_checkpoint(record.folder / CHECKPOINT_FOLDER, holds=True)
     if checkpoint is None:
         raise CheckpointError(f"run `{record.folder.name}` has saved no checkpoint yet")
     identity = request_at_step(planned.request, checkpoint.manifest.step).model_identity

@@ -95,7 +95,7 @@ def find_parent(run: str | Path, *, root: Path | str = RUNS, continues: bool = F
         RecordError: no such run, or one of its files has changed.
         CheckpointError: it has no such checkpoint, or none that is whole.
     """
-    from windlass.runtime import Checkpoint, checkpoint_name, latest_checkpoint, verify_checkpoint
+    from windlass.runtime import hold_checkpoint, latest_checkpoint
 
     name, at, step = str(run).rpartition("@")
     if not (at and step.isdigit()):
@@ -104,11 +104,10 @@ def find_parent(run: str | Path, *, root: Path | str = RUNS, continues: bool = F
     refuse_other_runs(record)
     require_unchanged(record, REQUEST_FILE, GRAPH_FILE, TOKENIZER_FILE)
     folder = record.folder / CHECKPOINT_FOLDER
-    checkpoint = None
-    if not step:
-        checkpoint = latest_checkpoint(folder)
-    elif (path := folder / checkpoint_name(int(step))).is_dir():
-        checkpoint = Checkpoint(path=path, manifest=verify_checkpoint(path))
+    if step:
+        checkpoint = hold_checkpoint(folder, int(step))
+    else:
+        checkpoint = latest_checkpoint(folder, holds=True)
     if checkpoint is None:
         raise CheckpointError(_no_checkpoint(record, step))
     return ParentRun(record=record, checkpoint=checkpoint, continues=continues)
@@ -255,6 +254,8 @@ def link_to_parent(parent: ParentRun | None, planned: Planned, folder: Path) -> 
         graph=planned.plan.graph, files={}, averaging=parent.checkpoint.manifest.averaging,
     )  # fmt: skip
     link_checkpoint(parent.checkpoint, folder / CHECKPOINT_FOLDER, manifest)
+    if parent.checkpoint.hold is not None:
+        parent.checkpoint.hold.release()
 
 
 def start_from_parent(

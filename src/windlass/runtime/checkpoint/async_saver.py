@@ -23,6 +23,7 @@ from windlass.runtime.checkpoint.checkpoint import (
     checkpoint_name,
     layer_file,
     rank_files_path,
+    remove_unless_held,
     take_rank_files,
     write_rank_files,
 )
@@ -211,7 +212,7 @@ class AsyncSaver:
     def _publish(self, temporary: Path, final: Path) -> None:
         """Gives the folder its final name; an existing one was found damaged and is removed."""
         if final.exists():
-            self._remove(final)
+            remove_unless_held(final)
         temporary.rename(final)
         fsync_folder(self._folder)
 
@@ -220,11 +221,4 @@ class AsyncSaver:
         name = checkpoint_name(step)
         complete = [path for path in checkpoint_folders(self._folder) if path.name <= name]
         for path in complete[: -self._keep]:
-            self._remove(path)
-
-    def _remove(self, path: Path) -> None:
-        # Renamed first: a kill while deleting must not leave half a checkpoint.
-        renamed = path.with_name(f".{path.name}.old")
-        shutil.rmtree(renamed, ignore_errors=True)
-        path.rename(renamed)
-        shutil.rmtree(renamed, ignore_errors=True)
+            remove_unless_held(path)  # one that somebody reads is removed later

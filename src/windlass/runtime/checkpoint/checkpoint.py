@@ -10,11 +10,16 @@ A folder gets its name only when everything in it is on the disk; names that beg
 temporary, and any later start may remove them.
 """
 
+import contextlib
+import fcntl
 import hashlib
 import json
+import os
 import re
 import shutil
-from dataclasses import dataclass
+import time
+import weakref
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, NamedTuple, Self
 
@@ -33,6 +38,9 @@ MANIFEST_FILE = "manifest.json"
 
 _FORMAT = 2
 """Version of the checkpoint format that is written, and the only one that is read."""
+
+_TRIES, _TRY_SECONDS = 20, 0.1
+"""How often the newest checkpoint of a run that goes on is looked for, and the time in between."""
 
 _SHARD_PATTERN = r"([0-9]+)(?:x([0-9]+))?\.[0-9]+\.safetensors"
 """End of a shard's file name: its tensor-parallel rank (or row and column) and its shard index."""
@@ -89,6 +97,53 @@ class Checkpoint:
     manifest: Manifest
     damaged: tuple[str, ...] = ()
     """One sentence for each newer checkpoint that is damaged, newest first."""
+    hold: "CheckpointHold | None" = None
+    """Keeps the run that it belongs to from removing it; None where nobody else does."""
+
+
+class CheckpointHold:
+    """A shared lock on a checkpoint, which a run that goes on removes only when nobody has one.
+
+    It is kept until `release`, or until nothing refers to it. A file system without locks keeps
+    nothing.
+
+    Args:
+        path: the checkpoint.
+
+    Raises:
+        FileNotFoundError: it is gone, or about to be.
+    """
+
+    def __init__(self, path: Path) -> None:
+        manifest = path / MANIFEST_FILE
+        file = os.open(manifest, os.O_RDONLY | os.O_CLOEXEC)
+        self.release = weakref.finalize(self, os.close, file)
+        """Lets the run remove the checkpoint."""
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise FileNotFoundError(f"`{path}` is being removed") from None
+        except OSError:
+            return
+        if os.fstat(file).st_ino != manifest.stat().st_ino:
+            raise FileNotFoundError(f"`{path}` was replaced")
+
+
+def remove_unless_held(path: Path) -> None:
+    """Removes a checkpoint at once, or leaves it whole if a reader holds it."""
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):
+            file = os.open(path / MANIFEST_FILE, os.O_RDONLY | os.O_CLOEXEC)
+            stack.callback(os.close, file)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return
+        # Renamed first: a kill while deleting must not leave half a checkpoint.
+        renamed = path.with_name(f".{path.name}.old")
+        shutil.rmtree(renamed, ignore_errors=True)
+        path.rename(renamed)
+        shutil.rmtree(renamed, ignore_errors=True)
 
 
 def checkpoint_name(step: int) -> str:
@@ -156,26 +211,69 @@ def checkpoint_folders(folder: Path) -> tuple[Path, ...]:
     return tuple(sorted(folder.glob("step-*"))) if folder.is_dir() else ()
 
 
-def latest_checkpoint(folder: Path) -> Checkpoint | None:
+def latest_checkpoint(folder: Path, *, holds: bool = False) -> Checkpoint | None:
     """The newest complete checkpoint; None if the folder contains none at all.
+
+    Args:
+        folder: the checkpoints of a run.
+        holds: keeps the run, which may go on meanwhile, from removing what is read.
 
     Raises:
         CheckpointError: all checkpoints are damaged, one was written in another format, or one
             refers to files that have changed.
     """
+    for _ in range(_TRIES):
+        with contextlib.suppress(_RemovedError):
+            return _newest_whole(folder, holds=holds)
+        time.sleep(_TRY_SECONDS)  # whoever removed it has written a newer one
+    raise CheckpointError(
+        f"the checkpoints in `{folder}` are replaced faster than they can be read; wait until the "
+        "run has ended, or keep more of them (`train.keep`)"
+    )
+
+
+def hold_checkpoint(folder: Path, step: int) -> Checkpoint | None:
+    """The checkpoint of a step, held while somebody reads it; None if there is none.
+
+    Raises:
+        CheckpointError: it is damaged, or was written in another format.
+    """
+    path = folder / checkpoint_name(step)
+    with contextlib.suppress(_RemovedError):
+        return _verified(path, holds=True) if path.is_dir() else None
+    return None
+
+
+def _newest_whole(folder: Path, *, holds: bool) -> Checkpoint | None:
     damaged: list[str] = []
     for path in reversed(checkpoint_folders(folder)):
         try:
-            manifest = verify_checkpoint(path)
-        except (_FormatError, BaseChangedError):
+            checkpoint = _verified(path, holds=holds)
+        except (_FormatError, BaseChangedError, _RemovedError):
             raise
         except CheckpointError as error:
             damaged.append(str(error))
         else:
-            return Checkpoint(path=path, manifest=manifest, damaged=tuple(damaged))
+            return replace(checkpoint, damaged=tuple(damaged))
     if damaged:
         raise CheckpointError("; ".join((*damaged, "no earlier checkpoint is left")))
     return None
+
+
+def _verified(path: Path, *, holds: bool) -> Checkpoint:
+    """A checkpoint all of whose files are whole.
+
+    Raises:
+        _RemovedError: the run that it belongs to has removed it.
+        CheckpointError: it is damaged, or was written in another format.
+    """
+    try:
+        hold = CheckpointHold(path) if holds and (path / MANIFEST_FILE).is_file() else None
+        return Checkpoint(path=path, manifest=verify_checkpoint(path), hold=hold)
+    except (CheckpointError, FileNotFoundError) as error:
+        if isinstance(error, FileNotFoundError) or not path.exists():
+            raise _RemovedError(f"`{path}` was removed") from None
+        raise
 
 
 def link_checkpoint(source: Checkpoint, folder: Path, manifest: Manifest) -> Checkpoint:
@@ -245,6 +343,10 @@ def remove_temporaries(folder: Path) -> None:
     if folder.is_dir():
         for path in folder.glob(".step-*"):
             shutil.rmtree(path, ignore_errors=True)
+
+
+class _RemovedError(CheckpointError):
+    """A checkpoint was removed while it was read, by the run that it belongs to."""
 
 
 class _FormatError(CheckpointError):
