@@ -1,0 +1,169 @@
+"""What the pages take for granted: files and runs that a reader has, and what nobody has here."""
+
+HUB = "needs the hub of Hugging Face"
+HERE = "needs a machine, a server or a store that is not here"
+GPU = "needs GPUs"
+MINUTES = "takes many minutes"
+BENCH = "runs for minutes on tables that are no part of the page"
+
+NOT_RUN = {
+    r"make |git clone |pip install ": "sets up what the tests run in",
+    r"hf download ": HUB,
+    r"windlass \w+ hf:(smollm2|vit)\b": HUB,
+    r"windlass import smollm2": HUB,
+    r"windlass export last --to hf:my-(vit|model)": HUB,
+    r"windlass train hf:my-33b ": HUB,
+    r"windlass train vit-b16 data.format=images data.source=imagenet": "needs ImageNet",
+    r"windlass train llama3-8b ": GPU,
+    r"windlass train gpt2-124m train.steps=200": GPU,
+    r"python benchmarks/": BENCH,
+    r"windlass validate TABLE.csv": BENCH,
+    r"windlass doctor": MINUTES,
+    r"windlass machines add windlass-doctor.toml": "follows `windlass doctor`",
+    r"windlass plan gpt2-355m --on amd-epyc-x2": "follows `windlass doctor`",
+    r"windlass recipe .*--run ": MINUTES,
+    r"windlass smallest-machine": MINUTES,
+    r"windlass runs publish|windlass runs .*--runs postgresql": HERE,
+    r"windlass serve|windlass sync|curl ": HERE,
+    r"windlass mirror .*mlflow:http": HERE,
+    r"windlass import-runs": "needs the store of another tracker",
+    r"windlass launch .*/data/runs": "writes to a volume of the cluster",
+}
+"""Command lines that are parsed but not run, by a pattern of their beginning, and why."""
+
+NAMES = {"MODEL": "gpt-tiny", "MACHINE": "h100"}
+EXPERTS = {"MODEL": "moe-tiny"}
+PAGE_NAMES = {"docs/guide/data-parallelism.md": EXPERTS}
+"""What a reader puts in place of a name in capitals."""
+
+_SMALL = (
+    "model.layers=2 model.width=64 model.heads=2 train.sequence=64 train.batch=4"
+    " data.limit_bytes=300000 compile=false"
+)
+_TRAIN = f"windlass train gpt-tiny {_SMALL}"
+_LLAMA = (
+    "windlass train llama-tiny model.layers=2 train.steps=2 train.batch=4 train.sequence=128"
+    " --folder runs/base && windlass export base --to hf:my-llama"
+)
+_CHATS = """for n in $(seq 300); do
+    echo "{\\"prompt\\": \\"$n + 1 = \\", \\"completion\\": \\"$((n + 1))\\"}"
+done"""
+_TEXTS = """for n in $(seq 300); do echo "{\\"text\\": \\"note $n of a long day, written down\\"}"; done"""
+_NOTES = "mkdir -p notes && cp /etc/services notes/ 2>/dev/null; seq 9000 > notes/numbers.txt"
+_MODEL = """cat > my_model.py <<'END'
+from torch import nn
+
+
+class Block(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.fc1, self.fc2 = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+
+    def forward(self, x):
+        return x + self.fc2(nn.functional.gelu(self.fc1(self.norm(x))))
+
+
+def build(layers=4, width=256):
+    return nn.Sequential(
+        nn.Embedding(4096, width), *(Block(width) for _ in range(layers)), nn.Linear(width, 4096)
+    )
+END"""
+
+BEFORE = {
+    "docs/guide/chat-data.md": {
+        "": f"""{_CHATS} > chats.jsonl; {_LLAMA}; mv my-llama model
+echo '{{"messages": [{{"role": "user", "content": "?"}}]}}' > bad.jsonl
+echo '{{"messages": [{{"role": "asistant"}}]}}' >> bad.jsonl; echo '{{x' >> bad.jsonl""",
+    },
+    "docs/guide/checkpoints-and-resume.md": {
+        "": f"{_TRAIN} train.steps=20 train.checkpoint_every=5 train.keep_checkpoints=9"
+        " --folder runs/RUN; mkdir books; cp /usr/share/common-licenses/* books/ || seq 9000 > books/a",
+    },
+    "docs/guide/clusters.md": {
+        "": "windlass machines new cluster device=h100 devices=4 hosts=2 network=100Gb/s",
+    },
+    "docs/guide/comparing-runs.md": {
+        "": f"""{_TRAIN} train.steps=4 --folder runs/1a2b3c; {_TRAIN} train.steps=4 --folder runs/GOOD
+{_TRAIN} train.steps=4 train.learning_rate=0.005 --folder runs/BAD""",
+    },
+    "docs/guide/data.md": {
+        "": f"""mkdir books; seq 900 > books/a.txt; seq 500 > books/b.txt; seq 300 > val.txt
+{_TEXTS} > code.jsonl""",
+    },
+    "docs/guide/dataflow.md": {"": _MODEL},
+    "docs/guide/your-own-model.md": {"": _MODEL},
+    "docs/guide/evaluation.md": {
+        "": f"""{_TRAIN} train.steps=4
+cat > choices.toml <<'END'
+name = "choices"
+output_type = "multiple_choice"
+items = "choices.jsonl"
+END
+echo '{{"context": "1 + 1 =", "choices": [" 2", " 3"], "answer": 0}}' > choices.jsonl
+sed 's/multiple_choice/loglikelihood/; s/choices/targets/' choices.toml > targets.toml
+echo '{{"context": "1 + 1 =", "target": " 2"}}' > targets.jsonl
+sed 's/multiple_choice/loglikelihood_rolling/; s/choices/texts/' choices.toml > texts.toml
+echo '{{"text": "one and one are two"}}' > texts.jsonl""",
+    },
+    "docs/guide/fine-tuning.md": {
+        "": f"""{_LLAMA}; {_NOTES}; {_TEXTS} > more.jsonl
+for n in $(seq 300); do echo "{{\\"text\\": \\"review $n\\", \\"label\\": $((n % 3))}}"; done > reviews.jsonl
+for n in $(seq 300); do
+    echo "{{\\"premise\\": \\"$n\\", \\"hypothesis\\": \\"$n\\", \\"label\\": $((n % 2))}}"
+done > pairs.jsonl
+windlass train bert-tiny model.layers=2 train.steps=2 train.batch=4 train.sequence=64
+windlass export last --to hf:my-bert; {_TRAIN} train.steps=2 --folder runs/RUN""",
+    },
+    "docs/guide/images.md": {
+        "": """python3 - <<'END'
+import numpy
+from PIL import Image
+from pathlib import Path
+
+for name in ("cat", "dog"):
+    Path("photos", name).mkdir(parents=True)
+    for index in range(40):
+        pixels = numpy.random.default_rng(index).integers(0, 255, (32, 32, 3), dtype="uint8")
+        Image.fromarray(pixels).save(f"photos/{name}/{index}.png")
+END
+cat > my_model.py <<'END'
+from torch import nn
+
+
+def build(width=16):
+    return nn.Sequential(
+        nn.Conv2d(3, width, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+        nn.Linear(width, 2),
+    )
+END""",
+    },
+    "docs/guide/judging-runs.md": {
+        "": f"""for seed in 1 2 3; do {_TRAIN} train.steps=4 train.seed=$seed; done
+windlass plan gpt-tiny {_SMALL} --out plan.toml""",
+    },
+    "docs/guide/many-sites.md": {
+        "": f"""{_TRAIN} train.steps=2 --runs pod-a/runs; {_TRAIN} train.steps=2 --runs pod-b/runs""",
+    },
+    "docs/guide/record.md": {
+        "": f"""{_TRAIN} train.steps=4 --folder runs/3f9a21; {_TRAIN} train.steps=4
+windlass runs tag last candidate old""",
+    },
+    "docs/guide/sparse-training.md": {"": _MODEL},
+    "docs/guide/sweeps.md": {
+        "windlass sweep show gpt-tiny-1a2b3c --picture sweep.svg": f"windlass sweep gpt-tiny {_SMALL}"
+        " train.steps=4 train.learning_rate=1e-3,1e-2 --name gpt-tiny-1a2b3c",
+    },
+    "docs/guide/timelines-and-figures.md": {"": f"{_TRAIN} train.steps=4 --folder runs/RUN"},
+    "docs/guide/proving-a-plan.md": {
+        "windlass check plan.toml --faults": f"windlass plan gpt-tiny {_SMALL} --out plan.toml",
+    },
+}
+"""What a reader has before a line of a page; before its first one where no line is named."""
+
+ENDS = {
+    "windlass judge last": (0, 1),
+    "windlass fit  gpt-tiny --memory 400MiB batch.micro=16": (0, 1),
+    "windlass bisect GOOD BAD --metric loss": (0, 1),
+}
+"""Exit codes of commands that answer a question: yes and no are both good."""
