@@ -40,7 +40,17 @@ _SMALL = (
     "model.layers=2 model.width=64 model.heads=2 train.sequence=64 train.batch=4"
     " data.limit_bytes=300000 compile=false"
 )
+_ONE_DEVICE = "parallel.pipeline=1 parallel.tensor=1 parallel.data=1 phases=3"
 _TRAIN = f"windlass train gpt-tiny {_SMALL}"
+
+
+def _stopped(folder: str, keys: str = "") -> str:
+    """A run that was stopped behind its first checkpoints."""
+    return f"""{_TRAIN} train.steps=400 train.save_every=15 --folder {folder} {keys} & started=$!
+until test -d {folder}/checkpoints/step-00000045; do kill -0 $started || exit 1; sleep 0.2; done
+kill $started; wait $started; test $? -eq 130"""
+
+
 _LLAMA = (
     "windlass train llama-tiny model.layers=2 train.steps=2 train.batch=4 train.sequence=128"
     " --folder runs/base && windlass export base --to hf:my-llama"
@@ -76,9 +86,21 @@ BEFORE = {
 echo '{{"messages": [{{"role": "user", "content": "?"}}]}}' > bad.jsonl
 echo '{{"messages": [{{"role": "asistant"}}]}}' >> bad.jsonl; echo '{{x' >> bad.jsonl""",
     },
+    "README.md": {
+        "windlass resume last": _stopped("runs/stopped"),
+        f"windlass resume last {_ONE_DEVICE}": _stopped(
+            "runs/stopped-8",
+            "parallel.pipeline=2 parallel.tensor=2 parallel.data=2"
+            " sharding.parameters=2 sharding.optimizer=2",
+        ).replace("400", "120"),
+    },
+    "docs/quickstart.md": {"windlass resume": _stopped("runs/stopped")},
     "docs/guide/checkpoints-and-resume.md": {
-        "": f"{_TRAIN} train.steps=20 train.checkpoint_every=5 train.keep_checkpoints=9"
-        " --folder runs/RUN; mkdir books; cp /usr/share/common-licenses/* books/ || seq 9000 > books/a",
+        "windlass resume": _stopped("runs/first"),
+        "windlass resume RUN parallel.data=4 --elastic": _stopped("runs/RUN", "train.keep=99"),
+        f"windlass resume last {_ONE_DEVICE}": _stopped("runs/other"),
+        "windlass train --from RUN@300 data.source=books": "mkdir books; seq 90000 > books/numbers",
+        "windlass resume last": "echo '# edited' >> $(ls -dt runs/*/ | head -1)request.toml",
     },
     "docs/guide/clusters.md": {
         "": "windlass machines new cluster device=h100 devices=4 hosts=2 network=100Gb/s",
