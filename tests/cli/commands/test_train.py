@@ -254,3 +254,10 @@ def test_check_verifies_a_run_in_phases_bit_for_bit_and_by_pytorch(windlass: Win
     assert {each["quantity"] for each in told["plain_pytorch"]["comparisons"]} >= {
         "learning rate", "tokens", "loss", "gradient norm", "weight", "held-out loss",
     }  # fmt: skip
+
+
+def test_resume_of_a_finished_run_has_nothing_to_do_and_is_no_fault(windlass: Windlass) -> None:
+    assert windlass("train", *TINY, "train.steps=2", "--folder", "run").returncode == 0
+    done = windlass("resume", "run", "--runs", ".")
+    assert done.returncode == 0, done.stderr
+    assert "has finished all its 2 steps; `windlass train --from run --continue" in done.stderr
