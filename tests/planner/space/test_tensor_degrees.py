@@ -66,3 +66,9 @@ def test_what_fits_only_in_a_slow_grid_is_not_said_not_to_fit():
     assert not choose_plan(asked, graph, FOUR).fits
     found = choose_plan(asked, graph, FOUR, every_grid=True)
     assert found.plan == pinned.plan
+
+
+def test_grids_of_a_whole_pod_are_tried_where_nothing_fits():
+    """`megatron-530b` fits a POD256 in this one only."""
+    found = open_tensor_degrees(request(), tiny_machine(devices=256), every=True)
+    assert TensorGrid(16, 16) in found

@@ -16,6 +16,9 @@ from windlass.schema import (
 MAX_TENSOR_DEGREE = 64
 """Largest tensor-parallel degree of an open request: the largest of any published plan."""
 
+_MAX_GRID_RANKS = 256
+"""Largest degree that is tried where nothing fits: a POD256 holds `megatron-530b` in 16x16 only."""
+
 _MAX_GRID_ROWS = 16
 """Attention heads are divided by rows, and few models have heads for more."""
 
@@ -71,15 +74,15 @@ def every_tensor_degree(request: ResolvedRequest, machine: Machine) -> tuple[int
     """
     return tuple(
         tensor_degree(degree // columns, columns)
-        for degree in range(2, _max_tensor_degree(request, machine) + 1)
+        for degree in range(2, _max_tensor_degree(request, machine, every=True) + 1)
         for columns in range(1, degree + 1)
         if degree % columns == 0 and request.train.sequence % (degree // columns) == 0
     )
 
 
-def _max_tensor_degree(request: ResolvedRequest, machine: Machine) -> int:
+def _max_tensor_degree(request: ResolvedRequest, machine: Machine, *, every: bool = False) -> int:
     ranks = machine.devices // _pinned_degrees(request) if machine.links else 1
-    return min(MAX_TENSOR_DEGREE, ranks)
+    return min(_MAX_GRID_RANKS if every else MAX_TENSOR_DEGREE, ranks)
 
 
 def _pinned_degrees(request: ResolvedRequest) -> int:
