@@ -84,7 +84,7 @@ BEFORE = {
     "docs/guide/chat-data.md": {
         "": f"""{_CHATS} > chats.jsonl; {_LLAMA}; mv my-llama model
 echo '{{"messages": [{{"role": "user", "content": "?"}}]}}' > bad.jsonl
-echo '{{"messages": [{{"role": "asistant"}}]}}' >> bad.jsonl; echo '{{x' >> bad.jsonl""",
+echo '{{"messages": [{{"role": "asistant", "content": "4"}}, {{"role": "user"}}]}}' >> bad.jsonl; echo '{{x' >> bad.jsonl""",
     },
     "README.md": {
         "windlass resume last": _stopped("runs/stopped"),
