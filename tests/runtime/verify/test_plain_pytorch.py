@@ -162,9 +162,13 @@ def packed_masked_text(tokens: TokenDataset, folder: Path) -> RowBatches:
 
 @pytest.mark.parametrize(
     ("name", "make"),
-    [("gpt-tiny", packed_answers), ("llama-tiny", packed_answers),
-     ("bert-tiny", packed_masked_text)],
-)  # fmt: skip
+    [
+        ("gpt-tiny", packed_answers),
+        ("llama-tiny", partial(packed_answers, weights=(1, 0.25))),
+        ("bert-tiny", packed_masked_text),
+    ],
+    ids=["answers", "weighted answers", "masked text"],
+)
 def test_packed_rows_equal_documents_that_are_computed_one_by_one(
     compared: Callable[..., VerificationResult],
     tokens: TokenDataset,
