@@ -224,6 +224,23 @@ def _function(loss: "Callable[[Tensor, Tensor], Tensor]") -> "Callable[[Tensor, 
     return call
 
 
+def require_cross_entropy(request: Request, objects: PlannedObjects) -> None:
+    """Refuses a z-loss beside a loss without a softmax.
+
+    Raises:
+        RequestError: the loss is the user's own, or that of numbers.
+    """
+    factor = request.train.z_loss
+    loss = "is your own" if objects.loss is not None else None
+    if request.model.predicts == "numbers":
+        loss = "is the squared error of numbers"
+    if factor is not None and loss is not None:
+        raise RequestError(
+            f"`train.z_loss` = {factor:g} belongs to cross-entropy, and the loss of "
+            f"`{request.model.name}` {loss}; leave it out"
+        )
+
+
 def with_own_data(request: R, graph: Graph) -> R:
     """The request with data that its model can take, as far as it leaves them open.
 

@@ -33,6 +33,7 @@ from windlass.api.objects import (
     PlannedObjects,
     argument_override,
     name_of_model,
+    require_cross_entropy,
     with_examples,
     with_own_data,
 )
@@ -289,7 +290,7 @@ def plan_request(
     Raises:
         WindlassError: what is wrong with the request, the model or the machine.
     """
-    _require_cross_entropy(request, objects)
+    require_cross_entropy(request, objects)
     # A capture takes seconds, and a measurement of this machine longer: unknown names come first.
     named = None if request.machine == HERE else find_machine(request.machine)
     stack = find_stack(request.stack)
@@ -347,23 +348,6 @@ def plan_request(
     )
 
 
-def _require_cross_entropy(request: Request, objects: PlannedObjects) -> None:
-    """Refuses a z-loss beside a loss without a softmax.
-
-    Raises:
-        RequestError: the loss is the user's own, or that of numbers.
-    """
-    factor = request.train.z_loss
-    loss = "is your own" if objects.loss is not None else None
-    if request.model.predicts == "numbers":
-        loss = "is the squared error of numbers"
-    if factor is not None and loss is not None:
-        raise RequestError(
-            f"`train.z_loss` = {factor:g} belongs to cross-entropy, and the loss of "
-            f"`{request.model.name}` {loss}; leave it out"
-        )
-
-
 def _leg_notes(request: ResolvedRequest) -> tuple[str, ...]:
     """Which leg of a run is planned, and how the others are; none for a run with one leg."""
     sparsity, steps = request.sparsity, request.train.steps
@@ -382,7 +366,7 @@ def _planned_as_given(
     fine_tunes: bool,
 ) -> Planned:
     """A plan as it is given, checked and predicted."""
-    _require_cross_entropy(request, objects)
+    require_cross_entropy(request, objects)
     context = plan_context(plan, request, objects, progress=progress)
     graph, machine = context.graph, context.machine
     data = measure_data(
