@@ -3,12 +3,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 from made_text import words
-from tokenizers import Tokenizer as Core, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Regex, Tokenizer as Core, models, normalizers, pre_tokenizers, trainers
 
 from windlass.data.tokenizer import (
     END_OF_TEXT,
     Tokenizer,
     byte_tokenizer,
+    encode_in_time,
     load_tokenizer,
     train_tokenizer,
 )
@@ -162,3 +163,24 @@ def test_an_id_that_no_model_has_is_refused_and_takes_no_memory(tmp_path: Path):
     core.save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(DataError, match=r"gives `far` the id 2,147,483,648, and ids go up to"):
         load_tokenizer(tmp_path / "tokenizer.json")
+
+
+def from_elsewhere(folder: Path, pattern: str) -> Tokenizer:
+    """A tokenizer file with a regular expression of its own."""
+    core = Core(models.WordLevel({"a": 0, "[UNK]": 1, "</s>": 2}, unk_token="[UNK]"))  # noqa: S106
+    core.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), "isolated")
+    core.save(str(folder / "tokenizer.json"))
+    return load_tokenizer(folder / "tokenizer.json")
+
+
+def test_a_regular_expression_that_gives_up_is_one_sentence(tmp_path: Path):
+    tokenizer = from_elsewhere(tmp_path, "(a|aa)+b")
+    for encode in (tokenizer.encode, lambda text: tokenizer.encode_batch([text])):
+        with pytest.raises(DataError, match=r"cannot encode a text: .*; name another one as `data"):
+            encode("a" * 60)
+
+
+def test_a_regular_expression_without_end_is_not_waited_for(tmp_path: Path):
+    backend = from_elsewhere(tmp_path, "(a|aa)+b").backend
+    with pytest.raises(DataError, match=r"takes more than [0-9.]+ ms for 1 texts; name another"):
+        encode_in_time(backend.encode_batch, [("a" * 27 + "c") * 5], seconds=0.01)

@@ -1,9 +1,11 @@
 """Tokenizers: UTF-8 bytes, a trained byte-level BPE, or any `tokenizer.json`."""
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from queue import Empty, Queue
+from threading import Thread
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +15,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from windlass.atomic_files import atomic_write, read_regular_file
 from windlass.errors import DataError, shorten
 from windlass.schema import BYTE_ENTRIES
+from windlass.units import format_seconds
 
 END_OF_TEXT = "<|endoftext|>"
 # Names that other families give the end of a text, in the order they are looked for.
@@ -21,6 +24,10 @@ _MASK_NAMES = ("[MASK]", "<mask>")
 _CLASS_NAMES = ("[CLS]", "<s>")
 _MOST_IDS = 2**24
 """Ids that are counted at most: 60 times those of the largest published tokenizer."""
+
+_MOST_SECONDS, _FEWEST_CHARACTERS = 60.0, 10_000
+"""Time that encoding may take, and characters for each second more: a hundredth of what a core
+encodes."""
 
 TokenIds = npt.NDArray[np.int64]
 """Token ids `Int[token]`."""
@@ -47,7 +54,7 @@ class Tokenizer:
         """Ids of a text, without an end of text; a literal `<|endoftext|>` is plain text."""
         if self.bytewise:
             return list(text.encode())
-        return list(self.backend.encode(text, add_special_tokens=False).ids)
+        return list(encode_in_time(self.backend.encode_batch, [text])[0].ids)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids; an incomplete character becomes a replacement character.
@@ -76,7 +83,7 @@ class Tokenizer:
         """Ids of several texts, encoded on all cores."""
         if self.bytewise:
             return [np.frombuffer(t.encode(), dtype=np.uint8).astype(np.int64) for t in texts]
-        encodings = self.backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        encodings = encode_in_time(self.backend.encode_batch_fast, texts)
         return [np.array(encoding.ids, dtype=np.int64) for encoding in encodings]
 
     def bytes_per_id(self) -> TokenIds | None:
@@ -114,6 +121,49 @@ class Tokenizer:
             StorageError: the disk is full or not writable.
         """
         atomic_write(path, self.backend.to_str(pretty=True))
+
+
+def encode_in_time(
+    encode: Callable[..., list[tokenizers.Encoding]],
+    texts: Sequence[str],
+    *,
+    seconds: float = _MOST_SECONDS,
+) -> list[tokenizers.Encoding]:
+    """The encodings of texts, in a time that a tokenizer from anywhere cannot stretch.
+
+    Its regular expressions may take for ever, and their library hears no Ctrl-C: a thread waits for
+    them, which ends with this process.
+
+    Args:
+        encode: `encode_batch` of a tokenizer.
+        texts: what it is given.
+        seconds: time that it may take for no text at all.
+
+    Raises:
+        DataError: it takes too long, or its regular expression gives up.
+    """
+    results: Queue[list[tokenizers.Encoding] | BaseException] = Queue()
+
+    def run() -> None:
+        try:
+            results.put(encode(list(texts), add_special_tokens=False))
+        except BaseException as error:  # noqa: BLE001  a panic of the library is no `Exception`
+            results.put(error)
+
+    Thread(target=run, daemon=True).start()
+    most = seconds + sum(map(len, texts)) / _FEWEST_CHARACTERS
+    try:
+        result = results.get(timeout=most)
+    except Empty:
+        raise DataError(
+            f"the tokenizer takes more than {format_seconds(most)} for {len(texts)} texts; "
+            "name another one as `data.tokenizer`"
+        ) from None
+    if isinstance(result, BaseException):
+        raise DataError(
+            f"the tokenizer cannot encode a text: {result}; name another one as `data.tokenizer`"
+        ) from None
+    return result
 
 
 def bytes_before_characters(text: str) -> TokenIds:

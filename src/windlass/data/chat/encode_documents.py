@@ -10,7 +10,12 @@ import tokenizers
 from windlass.data.chat.chat_template import ChatTemplate
 from windlass.data.chat.template_process import TemplateFault
 from windlass.data.readers import TextDocument
-from windlass.data.tokenizer import TokenIds, Tokenizer, bytes_before_characters
+from windlass.data.tokenizer import (
+    TokenIds,
+    Tokenizer,
+    bytes_before_characters,
+    encode_in_time,
+)
 from windlass.errors import DataError
 
 TargetWeights = npt.NDArray[np.float32]
@@ -80,7 +85,7 @@ def _conversations(
 ) -> list[EncodedDocument]:
     backend = _with_special_tokens(tokenizer)
     special = [i for i, t in backend.get_added_tokens_decoder().items() if t.special]
-    encodings = backend.encode_batch([each.text for each in documents], add_special_tokens=False)
+    encodings = encode_in_time(backend.encode_batch, [each.text for each in documents])
     return [
         _encoded(document, encoding.ids, encoding.offsets, special)
         for document, encoding in zip(documents, encodings, strict=True)
