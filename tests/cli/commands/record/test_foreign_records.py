@@ -200,11 +200,12 @@ def test_bisect_asks_before_it_runs_what_others_wrote(
 
 @pytest.mark.slow
 def test_bisect_runs_what_others_wrote_after_showing_it(
-    foreign: tuple[list[Path], Path], tmp_path: Path
+    foreign: tuple[list[Path], Path], tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     (run, other), mark = foreign
-    words = ("bisect", str(run), str(other), "--run-recorded-code", "--runs", str(tmp_path))
-    said = run_here(words, surroundings_of(tmp_path), tmp_path)
+    words = ("bisect", str(run), str(other), "--run-recorded-code", "--most-tests", "1")
+    cache = {"XDG_CACHE_HOME": str(made_cache(tmp_path_factory))}
+    said = run_here((*words, "--runs", str(tmp_path)), surroundings_of(tmp_path) | cache, tmp_path)
     assert "+os.mkdir" in said.stderr
     assert "variable CUDA_X=1" in said.stderr
     assert mark.exists()
