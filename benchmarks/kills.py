@@ -136,8 +136,8 @@ def kill_once(
         wait_for_step(folder, before + draw.randint(1, 30), process)
         time.sleep(draw.uniform(0.0, 0.05))
     others = descendants(process)
-    way = draw.choice(("kill", "kill", "stop", "stop", "kill a rank"))
-    if way == "kill a rank" and others:
+    way = draw.choice(("kill", "stop", "kill a rank") if others else ("kill", "stop"))
+    if way == "kill a rank":
         number, victims = signal.SIGKILL, [draw.choice(others)]
     elif way == "stop":
         number = draw.choice(_STOPS)
