@@ -1,5 +1,7 @@
 """The load of experts of all layers, read in one transfer, and the biases that follow from it."""
 
+from dataclasses import replace
+
 import torch
 
 from windlass.models.build import build_layer_stack
@@ -7,10 +9,15 @@ from windlass.models.experts.routing import Router
 from windlass.runtime.expert_load import ExpertLoad
 from windlass.runtime.layer_templates import layer_templates
 from windlass.runtime.parameters import resident_layers
+from windlass.runtime.verify.compare_runs import same_load
+from windlass.schema.run_record import Step
 from windlass.torch_ext import device_for
 
 DIALS = {"layers": 3, "width": 16, "heads": 2, "vocabulary": 64, "experts": 4, "capacity": 1.0}
 SPEED = 0.25
+STEP = Step(
+    step=1, loss=1.0, gradient_norm=1.0, learning_rate=0.1, tokens=8, seconds=1.0, memory_bytes=1
+)
 
 
 def test_each_router_is_read_behind_the_totals_and_its_bias_moves_by_its_own_load():
@@ -47,3 +54,11 @@ def test_each_router_is_read_behind_the_totals_and_its_bias_moves_by_its_own_loa
         torch.testing.assert_close(router[names["balance_bias"]], expected, rtol=0, atol=0)
     assert list(load.totals.values()) == [(5, 1, 1, 1), (2, 2, 3, 1), (0, 0, 0, 0)]
     assert load.dropped_share == 7 / 16
+
+
+def test_loads_are_equal_whether_a_process_told_them_or_not():
+    own = replace(STEP, expert_load={"router": (1, 2)})
+    told = replace(STEP, expert_load={"router": [1, 2]})
+    assert same_load(told, own)
+    assert not same_load(told, replace(STEP, expert_load={"router": (2, 1)}))
+    assert not same_load(told, replace(own, dropped_share=0.1))
