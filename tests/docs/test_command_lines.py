@@ -110,7 +110,12 @@ def without_names(text: str) -> str:
 
 
 def shortened(text: str) -> str:
-    """The same command line with a twentieth of the steps, and small batches of large models."""
+    """The same command line with a twentieth of the steps, and small batches of large models.
+
+    A run that goes on keeps its steps: they are more than those of the stopped one before it.
+    """
+    if "--continue" in text:
+        return text
     text = re.sub(r"(train\.steps=|evaluate_tasks_every=|@)(\d+)",
                   lambda one: f"{one[1]}{max(2, int(one[2]) // 20)}", text)  # fmt: skip
     text = text.replace("--trials 20", "--trials 2").replace(
