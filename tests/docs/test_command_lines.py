@@ -106,7 +106,8 @@ def test_a_printed_refusal_is_the_one_that_is_given(
 
 def without_names(text: str) -> str:
     """A text in one line, without fingerprints and the names of runs."""
-    return re.sub(r"`([0-9a-f]{12}|\.\.\.|\d{4}-\d\d-\d\d-[^`]*)`", "``", " ".join(text.split()))
+    text = re.sub(r"(runs/)?\d{4}-\d\d-\d\d-[\w.-]+", "...", " ".join(text.split()))
+    return re.sub(r"`[0-9a-f]{12}`", "``", text)
 
 
 def shortened(text: str) -> str:
