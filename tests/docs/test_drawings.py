@@ -23,7 +23,9 @@ DRAWN = {
     "memory-layers.svg": "plan resnet-50 --on dgx-a100-40gb:1 phases=6 parallel.pipeline=1"
     " parallel.data=1 parallel.tensor=1 train.batch=256 batch.micro=64 precision=bfloat16"
     " --only memory-layers",
-    "pod256.svg": "plan gpt3-175b --on ipu-pod256 train.batch=128 train.sequence=2048 --only mesh",
+    "pod256.svg": "plan gpt3-175b --on ipu-pod256 train.batch=128 train.sequence=2048"
+    " parallel.pipeline=1 parallel.tensor=8x8 parallel.data=4 sharding.parameters=4"
+    " sharding.optimizer=4 --only mesh",
     "dataflow.svg": "dataflow gpt3-13b --on sn30-rdu --role feed-forward",
 }
 NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
