@@ -45,7 +45,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "schedule-free": (*_TINY, _FLOAT32, "train.optimizer=schedule-free"),
     "averages": (*_TINY, _FLOAT32, "train.ema=0.9"),
     "full recompute": (*_TINY, _FLOAT32, "recompute=full"),
-    "phases on disk": (*_TINY, _BFLOAT16, "phases=2", "offload.parameters=disk"),
+    "phases": (*_TINY, _BFLOAT16, "phases=2"),
     "adapters": (*_TINY, _FLOAT32, "lora.rank=4"),
     "experts": (
         *("moe-tiny" if word == "gpt-tiny" else word for word in _TINY if "dropout" not in word),
