@@ -185,11 +185,15 @@ class OpenChoices:
 
     @cached_property
     def context_degrees(self) -> tuple[int | None, ...]:
-        """Context-parallel degrees that divide a sequence; None means 1."""
-        pin = self.request.parallel.context
-        if pin is not None:
-            return (pin if pin > 1 else None,)
+        """Context-parallel degrees that divide a sequence; None means 1.
+
+        A request with 1 for each of the three other degrees asks for one device.
+        """
+        asked = self.request.parallel
+        if asked.context is not None:
+            return (asked.context if asked.context > 1 else None,)
         is_open = self._can.context and (self.machine.stack is not None or self._is_plain_text)
+        is_open &= (asked.pipeline, asked.tensor, asked.data) != (1, 1, 1)
         most = self.machine.devices if is_open else 1
         degrees = (each for each in divisors(self.sequence) if 1 < each <= most)
         return (None, *(each for each in degrees if not any(context_errors(each, self.sequence))))
