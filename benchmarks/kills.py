@@ -34,7 +34,8 @@ _TINY = (
 )  # fmt: skip
 _STEPS = ("train.steps=120", "train.save_every=7", "train.evaluate_every=20")
 _BFLOAT16, _FLOAT32 = "precision=bfloat16", "precision=float32"
-_SPARSE = ("sparsity.level=0.5", "sparsity.block=16")
+_ANY_WIDTH = tuple(word for word in _TINY if "width" not in word)
+_SPARSE = ("model.width=64", "sparsity.level=0.5", "sparsity.block=16")
 
 KINDS: dict[str, tuple[str, ...]] = {
     "one device": (*_TINY, _FLOAT32),
@@ -51,9 +52,9 @@ KINDS: dict[str, tuple[str, ...]] = {
         *("moe-tiny" if word == "gpt-tiny" else word for word in _TINY if "dropout" not in word),
         _FLOAT32,
     ),
-    "static masks": (*_TINY, _FLOAT32, *_SPARSE),
-    "rigl": (*_TINY, _FLOAT32, *_SPARSE, "sparsity.schedule=rigl", "sparsity.every=10"),
-    "sparse, then dense": (*_TINY, _FLOAT32, *_SPARSE, "sparsity.schedule=then-dense"),
+    "static masks": (*_ANY_WIDTH, _FLOAT32, *_SPARSE),
+    "rigl": (*_ANY_WIDTH, _FLOAT32, *_SPARSE, "sparsity.schedule=rigl", "sparsity.every=10"),
+    "sparse, then dense": (*_ANY_WIDTH, _FLOAT32, *_SPARSE, "sparsity.schedule=then-dense"),
     "compiled": (*(word for word in _TINY if word != "compile=false"), _FLOAT32, "compile=true"),
     "replicas": (*_TINY, _FLOAT32, "parallel.data=2"),
     "stages": (*_TINY, _FLOAT32, "parallel.pipeline=2"),

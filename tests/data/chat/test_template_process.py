@@ -143,7 +143,8 @@ def test_a_template_draws_the_same_numbers_again():
 
 
 ENDLESS = """
-import sys, windlass.data.chat.template_process as p
+import signal, sys, windlass.data.chat.template_process as p
+signal.signal(signal.SIGINT, signal.default_int_handler)  # shells start jobs with it ignored
 limits = p.TemplateLimits(cpu_seconds=float(sys.argv[1]))
 process = p.TemplateProcess("{{ messages[0].content }}" + sys.argv[2], limits)
 print(process._process.pid, flush=True)

@@ -56,6 +56,8 @@ def test_both_factors_of_an_adapter_have_the_sum_of_all_gradients(
     assert_equal_to_one_device(adapters, **degrees)
 
 
-@pytest.mark.parametrize("degrees", [{"data": 2}, {"tensor": 2}], ids=str)
+@pytest.mark.parametrize(
+    "degrees", [{"data": 2}, pytest.param({"tensor": 2}, marks=pytest.mark.slow)], ids=str
+)
 def test_masks_follow_the_scores_of_all_replicas(sparse: RankPool, degrees: dict[str, int]) -> None:
     assert_equal_to_one_device(sparse, **degrees)
