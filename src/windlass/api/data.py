@@ -86,8 +86,8 @@ def measure_data(
 ) -> DataSize | None:
     """How much there is to train on, where a default follows from it.
 
-    That is so in fine-tuning, whose steps are passes over the data, and with conversations, whose
-    longest one says how long a row is.
+    Fine-tuning takes its steps from passes over the data, and conversations set the length of a row
+    by their longest one.
 
     Args:
         request: what is asked for.

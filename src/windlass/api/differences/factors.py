@@ -74,7 +74,7 @@ def _other_variables(good: RunRecord, bad: RunRecord) -> list[str]:
 
 
 def _variables(record: RunRecord) -> Mapping[str, str]:
-    """Of the names that a run records; a record from elsewhere may name any."""
+    """The variables whose names a run records; a record from elsewhere may name any."""
     return kept_variables(record.environment.variables) if record.environment else {}
 
 

@@ -56,12 +56,9 @@ def closest_in_phases(space: PlanSpace, budget_bytes: int) -> ClosestPlan | None
     if not tiers:
         return None
     largest = max(tiers, key=lambda tier: tier.capacity_bytes)
-    state = OffloadedState(space)
-    sizes, estimates = (
-        PhaseSizes(space, budget_bytes, state),
-        list[tuple[float, float, int, Plan]](),
-    )
-    order = count()
+    state, order = OffloadedState(space), count()
+    sizes = PhaseSizes(space, budget_bytes, state)
+    estimates: list[tuple[float, float, int, Plan]] = []
     for share, pipeline, config in _by_least_share(space, largest):
         if len(estimates) == _MAX_LOWERED and share > estimates[-1][0]:
             break
@@ -105,7 +102,7 @@ def _fullness(closest: ClosestPlan, budget_bytes: int) -> tuple[float, float]:
 def _by_least_share(space: PlanSpace, tier: Tier) -> list[tuple[float, int, int]]:
     """Stages and configuration of all plans, by the least share of a tier that their state takes.
 
-    That is the optimizer state of an average stage, of which each replica has a part.
+    The share counts the optimizer state of an average stage, of which each replica has a part.
     """
     table, trained = space.table, space.graph.trained_count
     bases = [space.base.model_copy(update={"precision": mode.precision}) for mode in table.modes]
