@@ -116,7 +116,10 @@ def test_a_large_file_arrives_without_being_in_memory(tmp_path: Path) -> None:
 def test_fifty_processes_log_while_their_server_is_killed_and_nothing_is_lost(
     tmp_path: Path,
 ) -> None:
-    """Nobody waits for the server: a run writes to its own disk, and is sent after."""
+    """Nobody waits for the server: a run writes to its own disk, and is sent after.
+
+    A call may take 50 ms, without what it stands in line for a core; an outage lasts a second.
+    """
     there, token = tmp_path / "there", tmp_path / "token"
     there.mkdir()
     token.write_text(TOKEN)

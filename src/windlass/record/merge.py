@@ -27,7 +27,13 @@ from windlass.record.stores import (
     read_errors,
     size_problem,
 )
-from windlass.tracking import ID_FILE, journal_writer_id, parse_journal, unite_journals
+from windlass.tracking import (
+    ID_FILE,
+    JournalUnion,
+    journal_writer_id,
+    parse_journal,
+    unite_journals,
+)
 
 Progress = Callable[[str, int, int | None], None]
 """Takes what is done, how much of it, and of how much."""
@@ -177,9 +183,9 @@ class _Copy:
         copies = journal_copies(name, present)
         for own in copies:
             ours = self.target.read(self.run_id, own)
-            united = unite_journals(ours, theirs)
-            if united is not None:
-                self._take(own, ours, theirs, united)
+            union = unite_journals(ours, theirs)
+            if union is not None:
+                self._take(own, ours, theirs, union)
                 return
         own = free_journal_name(name, theirs, present)
         if copies:
@@ -232,10 +238,10 @@ class _Copy:
             f"run {self.run_id} has two files `{plain}` that differ; both are kept"
         )
 
-    def _take(self, name: str, ours: bytes, theirs: bytes, united: bytes) -> None:
+    def _take(self, name: str, ours: bytes, theirs: bytes, union: JournalUnion) -> None:
         """Puts what unites two copies of a journal in place of the target's."""
-        if united == ours:
-            if not ours.startswith(theirs) and _damage(theirs) > _damage(ours):
+        if union.content == ours:
+            if union.theirs_is_worse:
                 self.warn(name, f"is damaged; the copy in `{self.target.label}` has all of it")
             return
         if self.target.is_busy(self.run_id):
@@ -243,8 +249,8 @@ class _Copy:
                 f"run {self.run_id} is being written in `{self.target.label}`; merge again later"
             )
             return
-        self.put(name, united)
-        if united != theirs:
+        self.put(name, union.content)
+        if union.content != theirs:
             self.warn(
                 name,
                 f"lacks records that the copy in `{self.target.label}` has, and has others; that "
@@ -272,10 +278,6 @@ class _Copy:
         )
         if warning not in self.report.warnings:
             self.report.warnings.append(warning)
-
-
-def _damage(content: bytes) -> int:
-    return parse_journal(content).unread_bytes
 
 
 def _rank_of(digest: str, name: str, copy: _Copy) -> tuple[tuple[int, float], str]:

@@ -239,11 +239,11 @@ def _unite(store: FolderStore, run_id: str, name: str, theirs: bytes) -> None:
     present = store.files(run_id)
     for own in [name, *journal_copies(name, set(present) - {name})]:
         ours = store.read(run_id, own)
-        united = unite_journals(ours, theirs)
-        if united == ours:
+        union = unite_journals(ours, theirs)
+        if union is not None and union.content == ours:
             raise _kept_here(own)
-        if united is not None:
-            store.write(run_id, own, united)
+        if union is not None:
+            store.write(run_id, own, union.content)
             return
     store.write(run_id, free_journal_name(name, theirs, present), theirs)
 

@@ -29,6 +29,7 @@ from .journal_reader import (
     read_journal,
 )
 from .journal_union import (
+    JournalUnion,
     unite_journals,
 )
 from .record_faults import (
@@ -104,6 +105,7 @@ __all__ = [
     "JournalFile",
     "JournalRecords",
     "JournalRow",
+    "JournalUnion",
     "JournalWriter",
     "RunFolder",
     "RunRecord",

@@ -154,13 +154,15 @@ class RawRecord(NamedTuple):
         return int.from_bytes(self.content[HEADER_BYTES:][:8], "little", signed=True)
 
 
-def raw_records(content: bytes) -> list[RawRecord]:
-    """All whole records of a journal, in order."""
-    return sorted(
+def parse_raw_records(content: bytes) -> tuple[list[RawRecord], JournalRecords]:
+    """All whole records of a journal as they lie in it, in order, and what they say."""
+    scan = _scan(content, 0)
+    raw = [
         RawRecord(at, head[0], content[at : at + HEADER_BYTES + HEAD.unpack(head)[2]])
-        for head, offsets in _scan(content, 0).offsets.items()
+        for head, offsets in scan.offsets.items()
         for at in offsets
-    )
+    ]
+    return sorted(raw), _records(scan, {})
 
 
 def journal_writer_id(content: bytes) -> str | None:
@@ -298,16 +300,19 @@ def _is_record(content: bytes, start: int, end: int) -> bool:
 
 
 def _parse(content: bytes, base: int, schemas: _Schemas) -> JournalRecords:
-    """The records of a part of a journal.
+    """The records of a part of a journal, which begins at the offset `base` of the file."""
+    return _records(_scan(content, base), schemas)
+
+
+def _records(scan: _Scan, schemas: _Schemas) -> JournalRecords:
+    """What the records of a part of a journal say.
 
     Args:
-        content: the part, which begins with a record.
-        base: its offset in the file.
+        scan: the records.
         schemas: the names that are known so far; those in the part are added, and hold for all of
             its rows, as the record of names may be damaged where it stood first. The first names
             of a number and length stay: no record that somebody adds renames the rows before it.
     """
-    scan = _scan(content, base)
     events: list[tuple[int, JournalEvent]] = []
     row_heads: list[bytes] = []
     for head, offsets in scan.offsets.items():

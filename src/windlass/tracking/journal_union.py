@@ -9,44 +9,57 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
+from typing import NamedTuple
 
 from windlass.tracking.journal import EVENT, ROW
-from windlass.tracking.journal_reader import RawRecord, parse_records, raw_records
+from windlass.tracking.journal_reader import (
+    JournalRecords,
+    RawRecord,
+    parse_raw_records,
+    parse_records,
+)
 
 
-def unite_journals(ours: bytes, theirs: bytes) -> bytes | None:
+class JournalUnion(NamedTuple):
+    """What unites two copies of one journal."""
+
+    content: bytes
+    """All records of both: one of the copies wherever that has them all, and ours if both do."""
+    theirs_is_worse: bool
+    """Whether their copy has more bytes that hold no record than ours."""
+
+
+def unite_journals(ours: bytes, theirs: bytes) -> JournalUnion | None:
     """A journal with all records of two copies; None if they are of two writers.
-
-    It is one of the two wherever that has all records, and ours if both do.
 
     Args:
         ours: a copy.
         theirs: another one.
     """
     if ours.startswith(theirs):
-        return ours
+        return JournalUnion(ours, theirs_is_worse=False)
     if theirs.startswith(ours):
-        return theirs
-    own, others = raw_records(ours), raw_records(theirs)
+        return JournalUnion(theirs, theirs_is_worse=False)
+    (own, own_records), (others, other_records) = map(parse_raw_records, (ours, theirs))
     if not _have_one_writer(own, others):
         return None
+    damage, their_damage = (
+        sum(map(len, records.skipped)) for records in (own_records, other_records)
+    )
     holds_theirs, holds_ours = _contains(own, others), _contains(others, own)
-    if holds_theirs and holds_ours:
-        return min(ours, theirs, key=len) if _damage(ours) > _damage(theirs) else ours
     if holds_theirs:
-        return ours
+        is_best = damage <= their_damage or not holds_ours or len(ours) <= len(theirs)
+        return JournalUnion(ours if is_best else theirs, damage < their_damage)
     united = theirs if holds_ours else b"".join(_union(own, others))
     # Names that a stranger has put into one copy may hide rows of the other.
-    rows = _named_rows(united)
-    return united if _named_rows(ours) <= rows and _named_rows(theirs) <= rows else None
+    rows = _named_rows(other_records if holds_ours else parse_records(united))
+    parts = (own_records,) if holds_ours else (own_records, other_records)
+    if not all(_named_rows(records) <= rows for records in parts):
+        return None
+    return JournalUnion(united, damage < their_damage)
 
 
-def _damage(content: bytes) -> int:
-    return sum(map(len, parse_records(content).skipped))
-
-
-def _named_rows(content: bytes) -> "Counter[tuple[tuple[str, ...], bytes]]":
-    records = parse_records(content)
+def _named_rows(records: JournalRecords) -> "Counter[tuple[tuple[str, ...], bytes]]":
     return Counter((rows.names, payload) for rows in records.rows for payload in rows.payloads)
 
 
