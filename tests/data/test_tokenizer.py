@@ -3,7 +3,15 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 from made_text import words
-from tokenizers import Regex, Tokenizer as Core, models, normalizers, pre_tokenizers, trainers
+from tokenizers import (
+    Regex,
+    Tokenizer as Core,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    trainers,
+)
 
 from windlass.data.tokenizer import (
     END_OF_TEXT,
@@ -186,3 +194,41 @@ def test_a_regular_expression_without_end_is_not_waited_for(tmp_path: Path):
     backend = from_elsewhere(tmp_path, "(a|aa)+b").backend
     with pytest.raises(DataError, match=r"takes more than [0-9.]+ ms for 1 texts; name another"):
         encode_in_time(backend.encode_batch, [("a" * 27 + "c") * 5], seconds=0.01)
+
+
+def sentencepiece_like() -> Tokenizer:
+    """Words that begin with a space which the first one loses, as Llama 2 has them."""
+    words = ["▁the", "▁cat", "▁sat", "é", "▁", "!"]
+    pieces = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), *words]
+    core = Core(models.BPE(vocab={piece: index for index, piece in enumerate(pieces)}, merges=[]))
+    core.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(),
+         decoders.Strip(" ", 1, 0)]
+    )  # fmt: skip
+    return Tokenizer(backend=core, bytewise=False, vocabulary=len(pieces), end_of_text=0)
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "lowest"),
+    [(BYTE, 0), (TRAINED, 0), (sentencepiece_like(), 257)],
+    ids=["byte", "trained", "sentencepiece"],
+)
+@given(data=st.data())
+def test_a_text_that_arrives_is_the_text_decoded_whole(
+    tokenizer: Tokenizer, lowest: int, data: st.DataObject
+):
+    ids = st.lists(st.integers(lowest, tokenizer.vocabulary + 2), max_size=300)
+    arriving, prompt = data.draw(ids), data.draw(ids)
+
+    assert "".join(tokenizer.stream_decode(arriving)) == tokenizer.decode(arriving)
+    before = tokenizer.decode(prompt).rstrip("\ufffd") if prompt else ""
+    together = before + "".join(tokenizer.stream_decode(arriving, prompt))
+    assert together == tokenizer.decode([*prompt, *arriving])
+
+
+def test_a_word_behind_a_prompt_keeps_its_space():
+    tokenizer = sentencepiece_like()
+    the, cat, sat = (tokenizer.backend.token_to_id(word) for word in ("▁the", "▁cat", "▁sat"))
+    accent = [1 + byte for byte in "日".encode()]
+
+    assert list(tokenizer.stream_decode([cat, sat, *accent], [the])) == [" cat", " sat", "日"]

@@ -83,6 +83,8 @@ from .inference.language_model import (
     load_language_model,
 )
 from .inference.sample import (
+    Drawing,
+    open_dialogue,
     sample,
     usual_system_prompt,
     write_sample,
@@ -265,6 +267,7 @@ __all__ = [
     "Check",
     "ClusterHost",
     "ClusterRank",
+    "Drawing",
     "ElasticRecovery",
     "ExportedFiles",
     "FaultResult",
@@ -344,6 +347,7 @@ __all__ = [
     "mirror",
     "models",
     "noise",
+    "open_dialogue",
     "plan",
     "plan_recipe",
     "plan_training",

@@ -17,7 +17,6 @@ _OTHER_WORDS = {
     "compare": ("diff", "machines compare"),
     "eval": ("evaluate",),
     "generate": ("sample",),
-    "chat": ("sample",),
     "finetune": ("train",),
     "fine-tune": ("train",),
     "continue": ("resume",),

@@ -29,6 +29,9 @@ _MOST_SECONDS, _FEWEST_CHARACTERS = 60.0, 10_000
 """Time that encoding may take, and characters for each second more: a hundredth of what a core
 encodes."""
 
+_WINDOW_TOKENS = 128
+"""Tokens that are decoded together at most while a text arrives."""
+
 TokenIds = npt.NDArray[np.int64]
 """Token ids `Int[token]`."""
 
@@ -67,17 +70,37 @@ class Tokenizer:
             return bytes(i for i in ids if i < BYTE_ENTRIES and i != end).decode(errors="replace")
         return self.backend.decode(list(ids), skip_special_tokens=True)
 
-    def stream_decode(self, ids: Iterable[int]) -> Iterator[str]:
-        """Text of `ids` as they arrive, delayed while a character is incomplete."""
-        pending: list[int] = []
+    def stream_decode(self, ids: Iterable[int], prompt: Sequence[int] = ()) -> Iterator[str]:
+        """Text of `ids` as they arrive, delayed while a character is incomplete.
+
+        The pieces joined are `decode(ids)`; behind a prompt, what `ids` add to its text.
+
+        Args:
+            ids: those that arrive.
+            prompt: those whose text goes on with them, with the space between two words.
+        """
+        window = list(prompt)
+        shown = self.decode(window).rstrip("\ufffd") if window else ""
         for token in ids:
-            pending.append(token)
-            text = self.decode(pending)
-            if not text.endswith("\ufffd"):
-                yield text
-                pending.clear()
-        if pending:
-            yield self.decode(pending)
+            window.append(token)
+            text = self.decode(window)
+            # What a decoder changes behind itself waits, as half a character does.
+            if text.endswith("\ufffd") or not text.startswith(shown):
+                continue
+            if text != shown:
+                yield text[len(shown) :]
+            if len(window) > _WINDOW_TOKENS:
+                window = window[-_WINDOW_TOKENS // 2 :]
+                text = self.decode(window)
+            shown = text
+        text = self.decode(window)
+        same = next(
+            (n for n, pair in enumerate(zip(text, shown, strict=False)) if len({*pair}) > 1),
+            len(shown),
+        )
+        rest = text[same:]
+        if rest:
+            yield rest
 
     def encode_batch(self, texts: Sequence[str]) -> list[TokenIds]:
         """Ids of several texts, encoded on all cores."""

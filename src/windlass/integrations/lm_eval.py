@@ -34,10 +34,10 @@ class ScoredModel(Protocol):
         """How likely it finds each choice."""
 
     def generate(
-        self, prompt: Sequence[int], count: int, *, temperature: float, top_k: int | None,
+        self, prompt: Sequence[int], tokens: int, *, temperature: float, top_k: int | None,
         top_p: float | None,
     ) -> Iterator[int]:  # fmt: skip
-        """Tokens behind a prompt, at most `count`."""
+        """Tokens behind a prompt, at most `tokens`."""
 
 
 class WindlassLM(_model.TemplateLM):  # type: ignore[misc,name-defined]

@@ -223,4 +223,4 @@ def test_a_question_is_asked_as_transformers_asks_it_also_by_a_template_that_was
 
     saved = find_chat_template(str(run / "tokenizer.json"), None)
 
-    assert encode_question(tokenizer, saved, "Who?") == expected
+    assert encode_question(tokenizer, saved, [{"role": "user", "content": "Who?"}]) == expected

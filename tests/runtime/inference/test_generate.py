@@ -3,8 +3,12 @@
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
+from hypothesis import assume, given, strategies as st
+from hypothesis.extra.numpy import arrays
 
 from windlass.data.batches import Batches
 from windlass.errors import CheckpointError, InputErrors
@@ -14,8 +18,14 @@ from windlass.models.layer_stack import LayerStack, layer_stack_from_module
 from windlass.models.transformer import build_transformer
 from windlass.program.instruction import Program
 from windlass.runtime.checkpoint.checkpoint import Checkpoint, latest_checkpoint
-from windlass.runtime.inference.generate import SamplingOptions, _draw, generate_text
+from windlass.runtime.inference.generate import (
+    SamplingOptions,
+    _drawer,
+    _probabilities,
+    generate_text,
+)
 from windlass.runtime.inference.inference_model import InferenceModel
+from windlass.runtime.inference.logits_processors import repetition_penalty
 from windlass.runtime.rank_context import RankContext
 from windlass.runtime.train import train_loop
 from windlass.schema.plan import Plan
@@ -57,7 +67,7 @@ def text(
 def test_the_lowest_temperature_takes_the_likeliest_token(temperature: float):
     logits = torch.tensor([3.0, 80.0, -5.0, 79.0])
     options = SamplingOptions(count=1, temperature=temperature)
-    assert _draw(logits, options, torch.Generator().manual_seed(0)) == 1
+    assert _drawer(options)([0], logits, torch.Generator().manual_seed(0)) == 1
 
 
 def test_the_same_seed_generates_the_same_text(trained: Trained):
@@ -85,7 +95,7 @@ def test_the_trained_model_generates_bytes_of_its_corpus(trained: Trained):
 def test_generation_stops_at_the_end_token(trained: Trained):
     greedy = text(trained, temperature=0)
     end = greedy[5]
-    assert text(trained, temperature=0, end_token=end) == greedy[: greedy.index(end)]
+    assert text(trained, temperature=0, end_tokens=frozenset({end})) == greedy[: greedy.index(end)]
 
 
 def test_a_checkpoint_of_another_model_is_refused(trained: Trained, gpt: Callable[..., LayerStack]):
@@ -174,11 +184,55 @@ def test_few_tokens_are_drawn_from_that_together_have_most_of_the_probability() 
     generator = torch.Generator().manual_seed(0)
 
     drawn = {
-        share: {_draw(logits, SamplingOptions(count=1, top_p=share), generator) for _ in range(200)}
+        share: {
+            _drawer(SamplingOptions(count=1, top_p=share))([0], logits, generator)
+            for _ in range(200)
+        }
         for share in (0.4, 0.5, 0.7, 0.9, 1.0)
     }
 
     assert drawn == {0.4: {0}, 0.5: {0}, 0.7: {0, 1}, 0.9: {0, 1, 2}, 1.0: {0, 1, 2, 3}}
+
+
+@given(
+    logits=arrays(np.float32, 40, elements=st.floats(-20, 20, width=32), unique=True),
+    tokens=st.lists(st.integers(0, 39), min_size=1, max_size=30),
+    temperature=st.floats(0.1, 3),
+    top_k=st.integers(1, 40),
+    top_p=st.floats(0.05, 1),
+    penalty=st.floats(0.5, 2),
+)
+def test_probabilities_are_those_of_the_processors_of_transformers(
+    logits: npt.NDArray[np.float32],
+    tokens: list[int],
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    penalty: float,
+) -> None:
+    from transformers.generation import logits_process as theirs
+
+    options = SamplingOptions(
+        count=1, temperature=temperature, top_k=top_k, top_p=top_p, repetition_penalty=penalty
+    )
+    scores, ids = torch.from_numpy(logits.copy())[None], torch.tensor([tokens])
+    for processor in (
+        theirs.RepetitionPenaltyLogitsProcessor(penalty),
+        theirs.TemperatureLogitsWarper(temperature),
+        theirs.TopKLogitsWarper(top_k),
+        theirs.TopPLogitsWarper(top_p),
+    ):
+        scores = processor(ids, scores)
+
+    ours = _probabilities(
+        repetition_penalty(penalty)(tokens, torch.from_numpy(logits.copy())), options
+    )
+
+    expected = torch.softmax(scores, dim=-1)[0]
+    # A sum of probabilities beside `top_p` may fall either way.
+    sums = ours.sort(descending=True).values.cumsum(0)
+    assume(bool(((sums - top_p).abs() > 1e-4).all()) or top_p == 1)
+    torch.testing.assert_close(ours / ours.sum(), expected, atol=1e-6, rtol=1e-4)
 
 
 def test_all_options_that_nothing_can_be_drawn_with_are_named_at_once() -> None:

@@ -4,8 +4,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from windlass.api.inference.generation_config import GenerationConfig, generation_config
 from windlass.api.objects import NO_OBJECTS, PlannedObjects
 from windlass.api.plan import Planned
 from windlass.api.runs import RUNS, load
@@ -34,6 +35,26 @@ class LanguageModel:
     tokenizer: "Tokenizer"
 
     @property
+    def generation(self) -> GenerationConfig:
+        """How the model's folder says that it writes.
+
+        Raises:
+            RequestError: the file cannot be read, or asks for what is not computed.
+        """
+        return generation_config(self.folder)
+
+    @property
+    def end_tokens(self) -> frozenset[int]:
+        """Those of its folder, and once it was trained, the one that ended the texts of its data.
+
+        Raises:
+            RequestError: as `generation`.
+        """
+        ends = self.generation.end_tokens
+        trained = {self.tokenizer.end_of_text} if self.step or not ends else set[int]()
+        return ends | trained
+
+    @property
     def max_sequence(self) -> int | None:
         """Longest sequence that it reads; None if it sets no limit."""
         return self.model.max_sequence
@@ -54,35 +75,45 @@ class LanguageModel:
     def generate(
         self,
         prompt: Sequence[int],
-        count: int,
+        tokens: int,
         *,
-        temperature: float = 0.0,
+        temperature: float | None = None,
         top_k: int | None = None,
         top_p: float | None = None,
+        repetition_penalty: float | None = None,
         seed: int = 0,
     ) -> Iterator[int]:
         """Tokens that it writes behind a prompt, up to an end of text.
 
+        What is None is as the `generation_config.json` of the model's folder says.
+
         Args:
             prompt: at least one token.
-            count: most tokens to write.
+            tokens: most tokens to write.
             temperature: 0 always takes the likeliest token; 1 samples the model's distribution.
-            top_k: sample only from this many of the likeliest tokens; None samples from all.
+            top_k: sample only from this many of the likeliest tokens.
             top_p: sample only from the likeliest tokens that together have this probability.
+            repetition_penalty: how much less likely tokens of the text so far become.
             seed: the same seed writes the same tokens.
 
         Raises:
             ValueError: the prompt has no token.
+            RequestError: the folder asks for a text that is written in another way.
+            InputErrors: nothing can be drawn with what is asked for.
         """
         from windlass.runtime import SamplingOptions, generate_text
 
+        settings = self.generation
+        asked: dict[str, Any] = {  # the types of the options of that name
+            "temperature": temperature, "top_k": top_k, "top_p": top_p,
+            "repetition_penalty": repetition_penalty,
+        }  # fmt: skip
+        drawn = {
+            name: getattr(settings, name) if value is None else value
+            for name, value in asked.items()
+        }
         options = SamplingOptions(
-            count=count,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            seed=seed,
-            end_token=self.tokenizer.end_of_text,
+            count=tokens, seed=seed, library=settings.library, end_tokens=self.end_tokens, **drawn
         )
         return generate_text(self.model, prompt, options)
 

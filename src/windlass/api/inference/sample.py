@@ -1,10 +1,16 @@
 """`sample` lets the model of a run write text, or answer what a user says."""
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from windlass.api.inference.language_model import find_checkpoint, open_language_model
+from windlass.api.inference.language_model import (
+    LanguageModel,
+    find_checkpoint,
+    open_language_model,
+)
 from windlass.api.runs import RUNS, load
 from windlass.api.training.resume import objects_of_record
 from windlass.api.training.run import Run
@@ -36,9 +42,10 @@ def sample(
     root: Path | str = RUNS,
     model: "nn.Module | Callable[..., nn.Module] | None" = None,
     tokens: int = 200,
-    temperature: float = 0.8,
-    top_k: int = 40,
-    top_p: float = 1.0,
+    temperature: float | None = None,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    repetition_penalty: float | None = None,
     seed: int = 0,
     chat: bool = False,
     system: str | None = None,
@@ -46,6 +53,9 @@ def sample(
     ema: bool = False,
 ) -> Iterator[str]:
     """Yields text that a run's newest good checkpoint generates after a prompt, piece by piece.
+
+    Of temperature, `top_k`, `top_p` and `repetition_penalty`, None is as the
+    `generation_config.json` says that the model came with; without one, 0.8, 40 and neither.
 
     Args:
         run: folder, name, the first characters of its id, or `last`.
@@ -56,6 +66,7 @@ def sample(
         temperature: 0 always takes the likeliest token; 1 samples the model's distribution.
         top_k: sample only from this many of the likeliest tokens.
         top_p: sample only from the likeliest tokens that together have this probability.
+        repetition_penalty: how much less likely tokens of the text so far become; 1 changes none.
         seed: the same seed generates the same text.
         chat: whether the prompt is what a user says: the run's chat template stands around it, and
             the text is the answer.
@@ -72,9 +83,130 @@ def sample(
         DataError: the run's chat template refuses the prompt.
         CheckpointError: it has no complete checkpoint, or no averages for `ema`.
     """
-    from windlass.data import encode_question
+    if system is not None and not chat:
+        raise RequestError("a system prompt belongs to a question; ask it by `--chat`")
+    drawing = Drawing(
+        tokens=tokens, temperature=temperature, top_k=top_k, top_p=top_p,
+        repetition_penalty=repetition_penalty, seed=seed,
+    )  # fmt: skip
+    if chat:
+        with open_dialogue(
+            run, drawing, root=root, model=model, system=system, phases=phases, ema=ema
+        ) as dialogue:
+            yield from dialogue.say(prompt)
+        return
+    with _writing_model(load(run, root=root), model, phases=phases, ema=ema) as language:
+        ids = language.tokenizer.encode(prompt) or [language.tokenizer.end_of_text]
+        generated = language.generate(ids, **asdict(drawing))
+        yield from language.tokenizer.stream_decode(generated, ids)
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawing:
+    """How the tokens of texts are drawn; None is as the model's folder says."""
+
+    tokens: int = 200
+    """Most tokens of a text."""
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    repetition_penalty: float | None = None
+    seed: int = 0
+    """The same seed writes the same text."""
+
+
+class Dialogue:
+    """A conversation with the model of a run, turn by turn.
+
+    Args:
+        language: the model.
+        template: renders what was said.
+        drawing: how answers are drawn.
+        system: the system prompt; empty is none.
+    """
+
+    def __init__(
+        self, language: LanguageModel, template: "ChatTemplate", drawing: Drawing, system: str
+    ) -> None:
+        self._language, self._template, self._drawing = language, template, drawing
+        self._opening = [{"role": "system", "content": system}] if system else []
+        self._turns = [*self._opening]
+
+    def say(self, message: str) -> Iterator[str]:
+        """The model's answer, piece by piece; once it has ended, it is part of what was said.
+
+        Raises:
+            DataError: the template refuses the conversation.
+            RequestError: the conversation is longer than what the model reads.
+        """
+        from windlass.data import encode_question
+
+        tokenizer, longest = self._language.tokenizer, self._language.max_sequence
+        asked = [*self._turns, {"role": "user", "content": message}]
+        ids = encode_question(tokenizer, self._template, asked)
+        if longest is not None and len(ids) >= longest:
+            raise RequestError(
+                f"the conversation has {len(ids):,} tokens, and the model reads {longest:,}; begin "
+                "another one (`/new` in `windlass chat`), or say less"
+            )
+        pieces: list[str] = []
+        generated = self._language.generate(ids, **asdict(self._drawing))
+        for piece in tokenizer.stream_decode(generated):
+            pieces.append(piece)
+            yield piece
+        self._turns = [*asked, {"role": "assistant", "content": "".join(pieces)}]
+
+    def begin(self) -> None:
+        """Forgets what was said."""
+        self._turns = [*self._opening]
+
+
+@contextmanager
+def open_dialogue(
+    run: str | Path,
+    drawing: Drawing,
+    *,
+    root: Path | str = RUNS,
+    model: "nn.Module | Callable[..., nn.Module] | None" = None,
+    system: str | None = None,
+    phases: int = 1,
+    ema: bool = False,
+) -> Iterator[Dialogue]:
+    """A conversation with the newest good checkpoint of a run, while the context is open.
+
+    Args:
+        run: folder, name, the first characters of its id, or `last`.
+        drawing: how answers are drawn.
+        root: the folder that holds the run folders.
+        model: the model of a run that was given it as an object.
+        system: the system prompt; empty is none, and None that of the run's conversations, if most
+            of them have one.
+        phases: groups of layers that take turns in memory, for a model that is too large for it.
+        ema: whether averages of the weights that the run keeps (`train.ema`) write.
+
+    Raises:
+        WindlassError: as `sample`.
+    """
     record = load(run, root=root)
+    template = _chat_template(record, planned_from_record(record).request.model.name)
+    system = usual_system_prompt(record.meta)[0] if system is None else system
+    with _writing_model(record, model, phases=phases, ema=ema) as language:
+        yield Dialogue(language, template, drawing, system)
+
+
+@contextmanager
+def _writing_model(
+    record: RunRecord,
+    model: "nn.Module | Callable[..., nn.Module] | None",
+    *,
+    phases: int,
+    ema: bool,
+) -> Iterator[LanguageModel]:
+    """The model of a run that can write text.
+
+    Raises:
+        RequestError: it predicts masked tokens, or the run has no tokenizer.
+    """
     planned = planned_from_record(record)
     require_unchanged(record, TOKENIZER_FILE)
     if not is_causal(planned.request.model.name):
@@ -88,28 +220,11 @@ def sample(
             f"run `{record.folder.name}` was trained on token ids and has no tokenizer, so that it "
             "cannot write text"
         )
-    if system is not None and not chat:
-        raise RequestError("a system prompt belongs to a question; ask it by `--chat`")
-    template = _chat_template(record, planned.request.model.name) if chat else None
-    system = usual_system_prompt(record.meta)[0] if system is None else system
     objects = objects_of_record(record, model=model)
     with open_language_model(
         record, planned, checkpoint, objects, phases=phases, ema=ema
     ) as language:
-        tokenizer = language.tokenizer
-        if template:
-            ids = encode_question(tokenizer, template, prompt, system)
-        else:
-            ids = tokenizer.encode(prompt)
-        generated = language.generate(
-            ids or [tokenizer.end_of_text],
-            tokens,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            seed=seed,
-        )
-        yield from tokenizer.stream_decode(generated)
+        yield language
 
 
 def usual_system_prompt(meta: Mapping[str, object]) -> tuple[str, str | None]:

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import tokenizers
 
-from windlass.data.chat.chat_template import ChatTemplate
+from windlass.data.chat.chat_template import ChatTemplate, Message
 from windlass.data.chat.template_process import TemplateFault
 from windlass.data.readers import TextDocument
 from windlass.data.tokenizer import (
@@ -52,21 +52,18 @@ def encode_documents(
 
 
 def encode_question(
-    tokenizer: Tokenizer, template: ChatTemplate, message: str, system: str = ""
+    tokenizer: Tokenizer, template: ChatTemplate, turns: Sequence[Message]
 ) -> list[int]:
-    """Ids of a conversation that begins with a user's message, up to where the answer begins.
+    """Ids of a conversation that ends with a user's message, up to where the answer begins.
 
     Args:
         tokenizer: encodes it.
         template: renders it.
-        message: what the user says.
-        system: the system prompt that stands before it; empty is none.
+        turns: the messages so far.
 
     Raises:
         DataError: the template refuses it.
     """
-    opening = [{"role": "system", "content": system}] if system else []
-    turns = [*opening, {"role": "user", "content": message}]
     try:
         text = template.render(turns, generation_prompt=True).text
     except TemplateFault as fault:

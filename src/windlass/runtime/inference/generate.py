@@ -1,14 +1,22 @@
 """Text generation, one token at a time."""
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from windlass.errors import InputErrors
 from windlass.runtime.inference.inference_model import InferenceModel
+from windlass.runtime.inference.logits_processors import (
+    BEFORE_TEMPERATURE,
+    BEHIND_TOP_P,
+    LogitsProcessor,
+    library_processors,
+    repetition_penalty,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,13 +31,17 @@ class SamplingOptions:
     """Number of most likely tokens to draw from; None draws from all."""
     top_p: float | None = None
     """Probability that the most likely tokens to draw from have together; None draws from all."""
+    repetition_penalty: float = 1.0
+    """How much less likely tokens of the text so far become; 1 changes nothing."""
+    library: Mapping[str, Any] = field(default_factory=dict)
+    """Further keys of a `generation_config.json`, which transformers computes (`Any`: JSON)."""
     seed: int = 0
     """Seed of the draws."""
     kv_cache: bool = True
     """Whether keys and values of earlier tokens are kept, where the model can; the text is the same
     but for rounding."""
-    end_token: int | None = None
-    """Token that ends the text and is not returned; None always generates `count` tokens."""
+    end_tokens: frozenset[int] = frozenset()
+    """Tokens that end the text and are not returned; none always generates `count` tokens."""
 
     def __post_init__(self) -> None:
         """Refuses options that nothing can be drawn with.
@@ -45,6 +57,9 @@ class SamplingOptions:
             f"`top_k` = {self.top_k}; write 1 or more": self.top_k is not None and self.top_k < 1,
             f"`top_p` = {self.top_p}; write more than 0, and at most 1": (
                 self.top_p is not None and not 0 < self.top_p <= 1
+            ),
+            f"`repetition_penalty` = {self.repetition_penalty:g}; write more than 0": (
+                not 0 < self.repetition_penalty < math.inf
             ),
         }
         if any(wrong.values()):
@@ -69,19 +84,44 @@ def generate_text(
     generator = torch.Generator().manual_seed(options.seed)
     tokens = list(prompt)
     caches = model.new_caches() if options.kv_cache else None
+    draw = _drawer(options)
     for _ in range(options.count):
         logits = model.next_logits(tokens, caches)
-        token = _draw(logits.float().cpu(), options, generator)
-        if token == options.end_token:
+        token = draw(tokens, logits.float().cpu(), generator)
+        if token in options.end_tokens:
             return
         tokens.append(token)
         yield token
 
 
-def _draw(logits: Tensor, options: SamplingOptions, generator: torch.Generator) -> int:
-    """A token drawn from logits `Float[v]`."""
-    if options.temperature == 0:
-        return int(logits.argmax())
+def _drawer(
+    options: SamplingOptions,
+) -> Callable[[Sequence[int], Tensor, torch.Generator], int]:
+    """Draws a token from the tokens so far and logits `Float[v]`, in the order of transformers."""
+    always: list[LogitsProcessor] = []
+    if options.repetition_penalty != 1:
+        always.append(repetition_penalty(options.repetition_penalty))
+    always += library_processors(options.library, BEFORE_TEMPERATURE)
+    drawn = library_processors(options.library, BEHIND_TOP_P) if options.temperature else []
+
+    def draw(tokens: Sequence[int], logits: Tensor, generator: torch.Generator) -> int:
+        for process in always:
+            logits = process(tokens, logits)
+        if options.temperature == 0:
+            return int(logits.argmax())
+        probabilities = _probabilities(logits, options)
+        if drawn:
+            logits = probabilities.log()
+            for process in drawn:
+                logits = process(tokens, logits)
+            probabilities = torch.softmax(logits, dim=0)
+        return int(torch.multinomial(probabilities, 1, generator=generator))
+
+    return draw
+
+
+def _probabilities(logits: Tensor, options: SamplingOptions) -> Tensor:
+    """The probability of each token, 0 for those that `top_k` and `top_p` leave out, `Float[v]`."""
     if options.top_k is not None and options.top_k < len(logits):
         threshold = logits.topk(options.top_k).values[-1]
         logits = logits.masked_fill(logits < threshold, float("-inf"))
@@ -93,4 +133,4 @@ def _draw(logits: Tensor, options: SamplingOptions, generator: torch.Generator) 
         # A token counts whose likelier ones together have less than that probability.
         unlikely = values.cumsum(0) - values >= options.top_p
         probabilities[order[unlikely]] = 0
-    return int(torch.multinomial(probabilities, 1, generator=generator))
+    return probabilities

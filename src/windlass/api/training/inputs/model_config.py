@@ -6,13 +6,15 @@ from typing import TypeVar
 
 from windlass.atomic_files import storage_errors
 from windlass.models import find_model_folder, is_huggingface
-from windlass.schema import MODEL_CONFIG_FILE, TOKENIZER_FILE, Request
+from windlass.schema import GENERATION_CONFIG_FILE, MODEL_CONFIG_FILE, TOKENIZER_FILE, Request
 
 _Request = TypeVar("_Request", bound=Request)
 
 
 def save_model_config(name: str, folder: Path) -> tuple[str, ...]:
-    """Copies the `config.json` of a model of Hugging Face; returns the names of the files.
+    """Copies `config.json` and `generation_config.json` of a model of Hugging Face.
+
+    Returns the names of the files.
 
     Args:
         name: the model's name.
@@ -23,9 +25,14 @@ def save_model_config(name: str, folder: Path) -> tuple[str, ...]:
     """
     if not is_huggingface(name):
         return ()
-    with storage_errors(folder / MODEL_CONFIG_FILE):
-        shutil.copyfile(find_model_folder(name).config, folder / MODEL_CONFIG_FILE)
-    return (MODEL_CONFIG_FILE,)
+    config = find_model_folder(name).config
+    sources = {MODEL_CONFIG_FILE: config}
+    generation = config.with_name(GENERATION_CONFIG_FILE)
+    sources |= {GENERATION_CONFIG_FILE: generation} if generation.is_file() else {}
+    for copy, source in sources.items():
+        with storage_errors(folder / copy):
+            shutil.copyfile(source, folder / copy)
+    return tuple(sources)
 
 
 def with_saved_config(request: _Request, folder: Path) -> _Request:
