@@ -149,11 +149,10 @@ def test_all_lines_of_the_wrong_length_are_reported_at_once(tmp_path: Path):
     assert ":4: 3 cells" in caught.value.messages[1]
 
 
-def test_unknown_columns_are_named_and_do_no_harm(tmp_path: Path):
-    table = read_table(write_table(tmp_path / "more.csv", GPT, more=("colour",)))
+def test_filled_columns_that_no_prediction_reads_are_named(tmp_path: Path):
+    run = run_of(tmp_path, colour="blue", framework="Megatron-LM 0.14")
 
-    assert table.unknown_columns == ("colour",)
-    assert len(table.rows[0].cells) == len(COLUMNS) + 1
+    assert run.unread == ("colour", "framework")
 
 
 @pytest.mark.parametrize(
@@ -218,3 +217,91 @@ def test_a_cell_that_is_not_a_number_is_never_predicted_as_one(
     else:
         assert f"`{column}`" in found.reason
         assert len(found.reason) < 100
+
+
+EVERYTHING = {
+    **GPT, "grad_accum": "4", "precision": "bf16", "context_parallel": "1", "ffn": "12288",
+    "kv_heads": "32", "params": "3.6e9", "peak_memory_gib": "40", "outcome": "ok",
+    "experts": "", "expert_parallel": "1", "experts_per_token": "", "expert_ffn": "",
+    "shared_ffn": "", "dense_layers": "0", "head_dim": "96", "attention": "mha", "lora_rank": "",
+    "framework": "Megatron-LM", "system": "64xDGX", "sdk": "1.0",
+}  # fmt: skip
+"""A row with all columns that say what ran."""
+
+
+def _told(row: PublishedRun | SkippedRow) -> object:
+    """What a user reads of a row, apart from its prediction."""
+    return row.reason if isinstance(row, SkippedRow) else (row.assumptions, row.unread)
+
+
+@pytest.mark.parametrize("column", [name for name in EVERYTHING if name not in ("source", "model")])
+@pytest.mark.parametrize("nonsense", ["purple", "7 moons"])
+def test_nonsense_in_any_cell_changes_what_is_said_or_predicted(
+    tmp_path: Path, column: str, nonsense: str
+):
+    more = tuple(name for name in EVERYTHING if name not in COLUMNS)
+    rows = EVERYTHING, {**EVERYTHING, column: nonsense}
+    sane, odd = rows_to_runs(read_table(write_table(tmp_path / "a.csv", *rows, more=more)).rows)
+
+    assert isinstance(sane, PublishedRun)
+    if isinstance(odd, PublishedRun) and _told(odd) == _told(sane):
+        is_named = column in odd.unread
+        assert is_named or (odd.shape, odd.config, odd.per_host) != (
+            sane.shape, sane.config, sane.per_host
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("cells", "reason"),
+    [
+        ({"precision": "nvfp4"}, "'nvfp4' is no precision that stacks are priced in"),
+        ({"precision": "fp32"}, "'fp32' is no precision"),
+        ({"precision": "bf16 fp8"}, "'bf16 fp8' is no precision"),
+        ({"experts": "8"}, "a mixture of experts (`experts` = '8')"),
+        ({"expert_parallel": "4"}, "a mixture of experts (`expert_parallel` = '4')"),
+        ({"attention": "mla"}, "`attention` = 'mla' is computed by no stack's graph"),
+        ({"attention": "gqa", "kv_heads": ""}, "`kv_heads` not published"),
+        ({"head_dim": "128"}, "`head_dim` = 128, and width over heads is 96"),
+        ({"lora_rank": "16"}, "no stack's graph has frozen weights"),
+        ({"zero": "3 + CPU/NVMe offload"}, "no stack's costs have its offload"),
+        ({"grad_accum": "2"}, "are 8 each, but `microbatch` = 4"),
+        ({"params": "46.7e9"}, "as of another model"),
+    ],
+)
+def test_a_run_that_no_stack_computes_is_refused_by_the_name_of_what_it_has(
+    tmp_path: Path, cells: Mapping[str, str], reason: str
+):
+    more = tuple(name for name in EVERYTHING if name not in COLUMNS)
+    row = {**EVERYTHING, **cells}
+    (skipped,) = rows_to_runs(read_table(write_table(tmp_path / "a.csv", row, more=more)).rows)
+
+    assert isinstance(skipped, SkippedRow)
+    assert reason in skipped.reason
+
+
+@pytest.mark.parametrize(
+    ("cells", "assumption"),
+    [
+        ({"precision": "mxfp8"}, "mxfp8 priced as fp8 with a scale for each tensor"),
+        ({"precision": ""}, "a 16-bit precision assumed"),
+        (
+            {"ffn": "", "vocab": "250000", "params": "4.93e9"},
+            "a head of its own, by its parameters",
+        ),
+        ({"params": "4.2e9"}, "the shape has 4.84 billion parameters, and `params` says 4.2"),
+    ],
+)
+def test_what_a_prediction_assumes_is_said(
+    tmp_path: Path, cells: Mapping[str, str], assumption: str
+):
+    run = run_of(tmp_path, EVERYTHING, **cells)
+
+    assert any(assumption in each for each in run.assumptions)
+
+
+def test_a_stated_inner_width_has_a_gate_only_if_the_parameters_say_so(tmp_path: Path):
+    plain = run_of(tmp_path, EVERYTHING)
+    gated = run_of(tmp_path, EVERYTHING, params="4.7e9")
+
+    assert (plain.shape.ffn_matrices, gated.shape.ffn_matrices) == (2, 3)
+    assert "no gate in the feed-forward network, by its parameters" in plain.assumptions

@@ -119,7 +119,7 @@ def find_cluster(row: TableRow) -> Cluster:
         cluster
         for cluster in clusters()
         if all(
-            re.search(pattern, row.text(name), re.IGNORECASE)
+            re.search(pattern, row.peek(name), re.IGNORECASE)
             for name, pattern in cluster.match.items()
         )
     )

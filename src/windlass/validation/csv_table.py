@@ -5,11 +5,14 @@ import hashlib
 import io
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from windlass.atomic_files import read_regular_file
 from windlass.errors import InputErrors, RequestError, did_you_mean
+
+Meaning = TypeVar("Meaning")
 
 COLUMNS = (
     "source", "model", "params", "layers", "hidden", "heads", "seq", "vocab", "global_batch",
@@ -17,13 +20,12 @@ COLUMNS = (
     "n_devices", "measured_step_s", "measured_tflops_per_device", "measured_throughput", "notes",
 )  # fmt: skip
 """Columns of every table; an empty cell means that the value was not published."""
-EXTRA_COLUMNS = (
-    "throughput_unit", "peak_memory_gb", "peak_memory_gib", "outcome", "precision", "line",
-    "mfu_pct", "hfu_pct", "grad_accum", "context_parallel", "ffn", "kv_heads", "round", "org",
-    "system", "framework", "sdk", "n_runs", "train_minutes_median", "train_minutes_all", "kind",
-    "device_hours", "tokens",
+_ORIGIN = (
+    "source", "line", "notes", "measured_tflops_per_device", "mfu_pct", "hfu_pct", "round", "org",
+    "n_runs", "train_minutes_median", "train_minutes_all", "kind", "device_hours", "tokens",
+    "measured_throughput", "throughput_unit",
 )  # fmt: skip
-"""Columns that a table may have."""
+"""Columns that say where a row comes from and what else was measured, not what ran."""
 _REQUIRED = ("model", "device", "measured_step_s")
 _MAX_REPORTED = 20
 """Lines of the wrong length that are reported one by one."""
@@ -32,14 +34,26 @@ _OTHER_SEPARATORS = {";": "semicolons", "\t": "tabs"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableRow:
-    """One line of a table: its cells by column."""
+    """One line of a table: its cells by column, and which of them were read."""
 
     line: int
     cells: Mapping[str, str]
+    _read: set[str] = field(default_factory=set, compare=False, repr=False)
 
     def text(self, column: str) -> str:
         """The cell without surrounding blanks; empty if there is no such column."""
+        self._read.add(column)
+        return self.peek(column)
+
+    def peek(self, column: str) -> str:
+        """The same, by which the cell does not count as read."""
         return self.cells.get(column, "").strip()
+
+    @property
+    def unread(self) -> tuple[str, ...]:
+        """Columns of what ran whose cells are filled and were not read."""
+        read = {*self._read, *_ORIGIN}
+        return tuple(name for name in self.cells if name not in read and self.peek(name))
 
     def number(self, column: str) -> float | None:
         """The cell's number; None if it is empty or there is no such column."""
@@ -51,7 +65,7 @@ class TableRow:
     @property
     def key(self) -> str:
         """Ten hexadecimal digits that identify this row in any file."""
-        content = "\x1f".join(f"{name}={self.text(name)}" for name in COLUMNS)
+        content = "\x1f".join(f"{name}={self.peek(name)}" for name in COLUMNS)
         return hashlib.sha256(content.encode()).hexdigest()[:10]
 
 
@@ -61,8 +75,6 @@ class RunTable:
 
     name: str
     rows: tuple[TableRow, ...]
-    unknown_columns: tuple[str, ...]
-    """Columns that no prediction uses."""
 
 
 def read_table(path: Path) -> RunTable:
@@ -87,10 +99,7 @@ def read_table(path: Path) -> RunTable:
         more = len(faults) - _MAX_REPORTED
         rest = [f"{path}: {more} more such lines"] if more > 0 else []
         raise InputErrors([*faults[:_MAX_REPORTED], *rest])
-    known = {*COLUMNS, *EXTRA_COLUMNS}
-    return RunTable(
-        name=path.name, rows=tuple(rows), unknown_columns=tuple(n for n in header if n not in known)
-    )
+    return RunTable(name=path.name, rows=tuple(rows))
 
 
 def _check_header(path: Path, header: list[str]) -> None:
@@ -145,12 +154,16 @@ def _text(path: Path) -> str:
 
 _LEADING_NUMBER = re.compile(r"\s*~?\s*([0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?)\s*([kK]?)")
 
+_FIRST_WORD = re.compile(r"[a-z]+|\d+")
+
 _MAX_VALUE = 1e18
 """Larger than any count, time or throughput of a run."""
 _NUMBERS = (
     "params", "layers", "hidden", "heads", "seq", "vocab", "global_batch", "microbatch", "t", "p",
     "d", "interleave", "zero", "n_devices", "measured_step_s", "measured_throughput",
     "peak_memory_gb", "peak_memory_gib", "grad_accum", "context_parallel", "ffn", "kv_heads",
+    "expert_parallel", "experts", "experts_per_token", "expert_ffn", "shared_ffn", "dense_layers",
+    "head_dim", "lora_rank",
 )  # fmt: skip
 """Columns whose cells are numbers, or begin with one."""
 _MOST = {"layers": 2_000, "p": 256, "interleave": 32}
@@ -171,7 +184,7 @@ def check_numbers(row: TableRow) -> None:
     """
     for column in _NUMBERS:
         try:
-            value = row.number(column)
+            value = float(row.peek(column) or "0")
         except ValueError:  # words; who needs a number refuses them
             continue
         _in_range(row, column, value)
@@ -186,7 +199,7 @@ def read_number(row: TableRow, column: str) -> float | None:
     try:
         value = row.number(column)
     except ValueError:
-        raise UnusableRow(f"{_shown(row, column)} is not a number") from None
+        raise UnusableRow(f"{shown_cell(row, column)} is not a number") from None
     return _in_range(row, column, value)
 
 
@@ -221,7 +234,7 @@ def required_numbers(row: TableRow, *columns: str) -> list[float]:
     if missing:
         raise UnusableRow(f"{', '.join(missing)} not published")
     few = [
-        _shown(row, name)
+        shown_cell(row, name)
         for name, value in zip(columns, values, strict=True)
         if value is not None and value < 1
     ]
@@ -250,19 +263,39 @@ def leading_number(row: TableRow, column: str) -> float | None:
     return _in_range(row, column, value)
 
 
+def read_word(row: TableRow, column: str, meanings: Mapping[str, Meaning], meant: str) -> Meaning:
+    """What a cell means by its first word in small letters; an empty cell has a meaning, too.
+
+    Args:
+        row: one row of a table.
+        column: the column of the cell.
+        meanings: the meaning of each word, and of `""`.
+        meant: the words in a sentence, for an error.
+
+    Raises:
+        UnusableRow: the cell begins with any other word.
+    """
+    text = row.text(column).lower()
+    word = _FIRST_WORD.match(text)
+    found = meanings.get(word[0] if word else text)
+    if found is None:
+        raise UnusableRow(f"{shown_cell(row, column)} is not {meant}")
+    return found
+
+
 def _count(row: TableRow, column: str, value: float | None) -> float | None:
     if value is not None and (value < 1 or value % 1):
-        raise UnusableRow(f"{_shown(row, column)} is not a whole number of 1 or more")
+        raise UnusableRow(f"{shown_cell(row, column)} is not a whole number of 1 or more")
     return value if value is None else at_most(column, value)
 
 
 def _in_range(row: TableRow, column: str, value: float | None) -> float | None:
     if value is not None and not 0 <= value <= _MAX_VALUE:
-        raise UnusableRow(f"{_shown(row, column)} is not a number from 0 to {_MAX_VALUE:g}")
+        raise UnusableRow(f"{shown_cell(row, column)} is not a number from 0 to {_MAX_VALUE:g}")
     return value
 
 
-def _shown(row: TableRow, column: str) -> str:
+def shown_cell(row: TableRow, column: str) -> str:
     """Column and cell for an error, as in `layers` = 'ten'; long cells are shortened."""
     text = row.text(column)
     short = text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."

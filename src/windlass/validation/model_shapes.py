@@ -12,11 +12,19 @@ from windlass.validation.csv_table import (
     read_count,
     read_number,
     required_numbers,
+    shown_cell,
 )
 from windlass.validation.published_run import ModelShape
 
 _IMAGE_MODELS = re.compile(r"resne|efficientnet|vit|dit-|unet|gnn", re.IGNORECASE)
 _EXPERTS = re.compile(r"\bMoE\b")
+_EXPERT_COLUMNS = {
+    "experts": 1, "expert_parallel": 1, "experts_per_token": 0, "expert_ffn": 0, "shared_ffn": 0,
+    "dense_layers": 0,
+}  # fmt: skip
+"""Columns of experts with the largest number that a dense model may state."""
+_NO_EXPERTS = "no stack's graph has its experts and exchanges"
+_ATTENTION = ("", "mha", "gqa")
 _GATED_MODELS = re.compile(r"llama|mistral|smollm", re.IGNORECASE)
 _MASKED_MODELS = re.compile(r"bert", re.IGNORECASE)
 _VOCABULARY = 50257.0
@@ -25,6 +33,9 @@ _MASKED_VOCABULARY = 30522.0
 _MASKED_SHARE = 0.15
 """Share of positions that a masked model predicts. Source: Devlin et al. 2019, arXiv:1810.04805."""
 _GATED_MULTIPLE = 256.0
+_SAME_SHAPE, _SAME_HEAD, _OTHER_MODEL = 0.05, 0.01, 0.25
+"""Differences between the parameters of a shape and those that a row states: rounding of a name
+such as `7B`; so near that another head explains it; so far that it is no such model."""
 
 
 def model_shape(
@@ -45,16 +56,15 @@ def model_shape(
         raise UnusableRow(
             "an image model other than ResNet-50; no constants are fitted for its convolutions"
         )
-    if _EXPERTS.search(row.text("notes")):
-        raise UnusableRow("a mixture of experts; no stack's graph has its experts and exchanges")
     width, sequence = required_numbers(row, "hidden", "seq")
+    heads = _heads(row, width, usual_heads, assumptions)
+    _require_dense(row, width / heads)
     masked = bool(_MASKED_MODELS.search(name))
     stated = leading_count(row, "vocab")
     vocabulary = stated or (_MASKED_VOCABULARY if masked else _VOCABULARY)
     if stated is None:
         assumptions.append(f"vocabulary of {vocabulary:g} assumed")
     gated = bool(read_number(row, "ffn")) or bool(_GATED_MODELS.search(name))
-    heads = _heads(row, width, usual_heads, assumptions)
     ffn = read_number(row, "ffn") or (_gated_width(width) if gated else 4.0 * width)
     kv_head_share = (read_count(row, "kv_heads") or heads) / heads
     shape = ModelShape(
@@ -63,8 +73,72 @@ def model_shape(
         vocabulary_matrices=2.0 if gated else 1.0,
         head_position_share=_MASKED_SHARE if masked else 1.0,
     )  # fmt: skip
-    layers = read_count(row, "layers") or _layers_from_parameters(row, shape, assumptions)
-    return replace(shape, layers=layers)
+    layers = read_count(row, "layers")
+    if layers is None:
+        return replace(shape, layers=_layers_from_parameters(row, shape, assumptions))
+    return _as_many_parameters(row, replace(shape, layers=layers), assumptions)
+
+
+def _require_dense(row: TableRow, head_width: float) -> None:
+    """Refuses what a row says of its model and no stack's graph computes."""
+    for column in _EXPERT_COLUMNS:
+        if (read_number(row, column) or 0) > _EXPERT_COLUMNS[column]:
+            raise UnusableRow(f"a mixture of experts ({shown_cell(row, column)}); {_NO_EXPERTS}")
+    if _EXPERTS.search(row.text("notes")):
+        raise UnusableRow(f"a mixture of experts, by its notes; {_NO_EXPERTS}")
+    if read_number(row, "lora_rank"):
+        raise UnusableRow(
+            f"{shown_cell(row, 'lora_rank')}: adapters; no stack's graph has frozen weights"
+        )
+    attention = row.text("attention").lower()
+    if attention not in _ATTENTION:
+        raise UnusableRow(f"{shown_cell(row, 'attention')} is computed by no stack's graph")
+    if attention == "gqa":
+        required_numbers(row, "kv_heads")
+    stated = read_number(row, "head_dim")
+    if stated and stated != head_width:
+        raise UnusableRow(
+            f"`head_dim` = {stated:g}, and width over heads is {head_width:g}, as in every stack's "
+            "graph"
+        )
+
+
+def _as_many_parameters(row: TableRow, shape: ModelShape, assumptions: list[str]) -> ModelShape:
+    """The shape, with the gates and the separate head that `params` tells it has.
+
+    Raises:
+        UnusableRow: the shape has another number of parameters.
+    """
+    parameters = read_number(row, "params")
+    if not parameters:
+        if read_number(row, "ffn") and not _GATED_MODELS.search(row.text("model")):
+            assumptions.append("a gated feed-forward network assumed")
+        return shape
+    matrices = (3.0, 2.0) if read_number(row, "ffn") else (shape.ffn_matrices,)
+    readings = [
+        replace(shape, ffn_matrices=ffn, vocabulary_matrices=vocabulary)
+        for ffn in matrices
+        for vocabulary in (1.0, 2.0)
+    ]
+    nearest = min((shape, *readings), key=lambda each: abs(each.parameters / parameters - 1))
+    if abs(shape.parameters / parameters - 1) <= _SAME_SHAPE:
+        return shape
+    positions = shape.sequence * shape.width  # a table of learned ones, which costs no product
+    if abs((shape.parameters + positions) / parameters - 1) <= _SAME_HEAD:
+        return shape
+    factor = nearest.parameters / parameters
+    if abs(factor - 1) <= _SAME_SHAPE and nearest.ffn_matrices != shape.ffn_matrices:
+        assumptions.append("no gate in the feed-forward network, by its parameters")
+        return nearest
+    if abs(factor - 1) <= _SAME_HEAD:
+        assumptions.append("a head of its own, by its parameters")
+        return nearest
+    stated = f"{shape.parameters / 1e9:.3g} billion parameters, and `params` says "
+    stated += f"{parameters / 1e9:.3g} billion"
+    if abs(factor - 1) > _OTHER_MODEL:
+        raise UnusableRow(f"the shape has {stated}, as of another model")
+    assumptions.append(f"the shape has {stated}")
+    return shape
 
 
 def _gated_width(width: float) -> float:

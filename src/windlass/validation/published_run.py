@@ -134,6 +134,8 @@ class PublishedRun:
     """Whether the run ran out of memory."""
     assumptions: tuple[str, ...] = ()
     """A sentence for each value that the row does not state."""
+    unread: tuple[str, ...] = ()
+    """Columns of the row that say something of what ran, and that its prediction leaves out."""
 
     @property
     def group(self) -> tuple[str, str]:

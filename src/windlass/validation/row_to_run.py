@@ -11,6 +11,7 @@ from windlass.validation.csv_table import (
     UnusableRow,
     check_numbers,
     read_number,
+    read_word,
     required_numbers,
 )
 from windlass.validation.image_runs import image_model, image_run_config, image_shape
@@ -21,6 +22,7 @@ from windlass.validation.run_configs import run_configs
 
 _GIGABYTE, _GIB = 1e9, 2.0**30
 _TOKENS = re.compile(r"tokens/s", re.IGNORECASE)
+_OUTCOMES = {"": False, "ok": False, "oom": True}
 _HOSTS = re.compile(r"(\d+)x\S+x(\d+)A\d+")
 """MLPerf's name of a system of several hosts: `2xXE8545x4A100-SXM-40GB` is 2 hosts of 4 devices."""
 _PER_DEVICE = re.compile(r"/(GPU|device)", re.IGNORECASE)
@@ -79,7 +81,7 @@ def _run(row: TableRow, heads: Mapping[float, float]) -> PublishedRun:
             configs = [ipu_run_config(row, shape, assumptions)]
         else:
             configs = run_configs(row, shape, cluster, assumptions)
-    out_of_memory = "OOM" in row.text("outcome").upper()
+    out_of_memory = read_word(row, "outcome", _OUTCOMES, "`ok` or `OOM`")
     seconds = None if out_of_memory else _step_seconds(row, shape, configs[0])
     peak = _peak_bytes(row)
     if seconds is None and peak is None and not out_of_memory:
@@ -99,14 +101,16 @@ def _run(row: TableRow, heads: Mapping[float, float]) -> PublishedRun:
         peak_bytes=peak,
         out_of_memory=out_of_memory,
         assumptions=tuple(assumptions),
+        unread=row.unread,
     )
 
 
 def _devices_per_host(row: TableRow, devices: float) -> float | None:
     """Devices of each host if the system's name states them consistently, else None."""
-    match = _HOSTS.match(row.text("system"))
+    match = _HOSTS.match(row.peek("system"))
     if not match or float(match[1]) * float(match[2]) != devices:
         return None
+    row.text("system")  # read, as it counts
     return float(match[2])
 
 

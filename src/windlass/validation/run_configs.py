@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from typing import Literal, NamedTuple
 
 from windlass.schema import Recompute
 from windlass.validation.clusters import Cluster
@@ -9,14 +10,34 @@ from windlass.validation.csv_table import (
     TableRow,
     UnusableRow,
     leading_count,
-    leading_number,
     read_count,
+    read_number,
+    read_word,
     required_numbers,
+    shown_cell,
 )
 from windlass.validation.published_run import ModelShape, RunConfig
 
+_ROUNDED = 0.01
+"""Difference between two numbers of a row that rounding explains."""
 _MICROBATCHES = (1.0, 2.0, 4.0, 8.0)
 _VIRTUAL_STAGES = (1.0, 2.0, 3.0, 4.0)
+_ZERO_STAGES = {"": 0.0, "0": 0.0, "1": 1.0, "2": 2.0, "3": 3.0}
+_RECOMPUTE: dict[str, Recompute] = {
+    "": "none", "none": "none", "no": "none", "sel": "selective", "selective": "selective",
+    "full": "full", "yes": "full",
+}  # fmt: skip
+_YES_OR_NO = {"": False, "no": False, "false": False, "0": False} | {
+    "yes": True, "true": True, "1": True,
+}  # fmt: skip
+_PRECISION_WORDS = {
+    **dict.fromkeys(("bf16", "bfloat16", "fp16", "float16"), "16 bits"),
+    **dict.fromkeys(("fp8", "float8", "mxfp8"), "float8"),
+    **dict.fromkeys(("linear", "tensor", "tensorwise", "row", "rowwise", "cs", "ds"), ""),
+    **dict.fromkeys(("fp32", "grad", "accum"), ""),
+}
+"""Words of a precision with the format that they name, if any; `cs` and `ds` are NVIDIA's recipes
+of current and of delayed scaling."""
 _SPLIT = {
     "stages": "as many micro-batches as pipeline stages assumed",
     "fastest": "the fastest that fits assumed",
@@ -38,7 +59,7 @@ def run_configs(
         UnusableRow: the row lacks a necessary value, or contradicts itself.
     """
     batch, devices = required_numbers(row, "global_batch", "n_devices")
-    stated = _stated_config(row, devices, cluster)
+    stated = _stated_config(row, devices, cluster, assumptions)
     replicas = stated.replicas
     micros = _microbatches(row, batch / replicas, stated.pipeline, cluster, assumptions)
     virtual_stages = _virtual_stages(row, shape, stated.pipeline, assumptions)
@@ -51,9 +72,11 @@ def run_configs(
     ]
 
 
-def _stated_config(row: TableRow, devices: float, cluster: Cluster) -> RunConfig:
+def _stated_config(
+    row: TableRow, devices: float, cluster: Cluster, assumptions: list[str]
+) -> RunConfig:
     """What the row states itself; micro-batch and virtual stages are filled in later."""
-    zero = leading_number(row, "zero") or 0.0
+    zero = _zero_stage(row)
     tensor, pipeline = read_count(row, "t"), read_count(row, "p")
     if not tensor or not pipeline:
         if zero < 3 and devices > 1:
@@ -65,9 +88,7 @@ def _stated_config(row: TableRow, devices: float, cluster: Cluster) -> RunConfig
         raise UnusableRow(
             f"t x p x d = {tensor * pipeline * context * replicas:g}, but `n_devices` = {devices:g}"
         )
-    notes, recompute = row.text("notes"), row.text("recompute").lower()
-    precision = row.text("precision").lower()
-    float8 = bool(re.search(r"(fp|float)8", precision))
+    notes, precision = row.text("notes"), _precision(row, assumptions)
     return RunConfig(
         devices=devices,
         micro=1.0,
@@ -76,22 +97,49 @@ def _stated_config(row: TableRow, devices: float, cluster: Cluster) -> RunConfig
         context=context,
         pipeline=pipeline,
         replicas=replicas,
-        recompute=_recompute(recompute),
-        sequence_parallel=row.text("sequence_parallel").lower() in {"yes", "true", "1"},
+        recompute=read_word(row, "recompute", _RECOMPUTE, "none, selective or full"),
+        sequence_parallel=read_word(row, "sequence_parallel", _YES_OR_NO, "yes or no"),
         zero=zero,
         async_tensor_parallel=bool(re.search(r"async ?tp", notes, re.IGNORECASE)),
-        float8=("row" if "row" in precision else "tensor") if float8 else None,
-        fp32_gradients="fp32 grad" in precision,
+        float8=precision.float8,
+        fp32_gradients=precision.fp32_gradients,
         balanced_embedding="embedding balanced" in notes,
         old_software=cluster.old_software is not None
         and bool(re.search(cluster.old_software, notes)),
     )
 
 
-def _recompute(stated: str) -> Recompute:
-    if stated.startswith(("full", "yes")):
-        return "full"
-    return "selective" if stated.startswith("sel") else "none"
+def _zero_stage(row: TableRow) -> float:
+    """The ZeRO stage of a row, whose cell begins with it."""
+    if "offload" in row.text("zero").lower():
+        raise UnusableRow(f"{shown_cell(row, 'zero')}: no stack's costs have its offload")
+    return read_word(row, "zero", _ZERO_STAGES, "a ZeRO stage from 0 to 3")
+
+
+class _Precision(NamedTuple):
+    """What a row's precision decides."""
+
+    float8: Literal["tensor", "row"] | None
+    fp32_gradients: bool
+
+
+def _precision(row: TableRow, assumptions: list[str]) -> _Precision:
+    """The precision of a row; a word that is not known refuses it."""
+    words = re.findall(r"[a-z0-9]+", row.text("precision").lower().replace("amp_", ""))
+    unknown = [word for word in words if word not in _PRECISION_WORDS]
+    formats = {_PRECISION_WORDS[word] for word in words if word not in unknown} - {""}
+    if unknown or len(formats) > 1 or (words and not formats):
+        raise UnusableRow(
+            f"{shown_cell(row, 'precision')} is no precision that stacks are priced in: those are "
+            "bf16, fp16 and fp8, scaled by tensor or by row, perhaps with `fp32 grad accum`"
+        )
+    if not words and "precision" in row.cells:
+        assumptions.append("a 16-bit precision assumed")
+    if "mxfp8" in words:
+        assumptions.append("mxfp8 priced as fp8 with a scale for each tensor")
+    is_float8 = formats == {"float8"}
+    scaled = "row" if {"row", "rowwise"} & {*words} else "tensor"
+    return _Precision(scaled if is_float8 else None, "grad" in words)
 
 
 def _microbatches(
@@ -102,7 +150,15 @@ def _microbatches(
     assumptions: list[str],
 ) -> tuple[float, ...]:
     """Micro-batch sizes into which a replica's batch of so many sequences may be split."""
-    stated = read_count(row, "microbatch")
+    stated, accumulation = read_count(row, "microbatch"), read_number(row, "grad_accum")
+    if accumulation:
+        micro = replica_batch / accumulation
+        if stated and abs(stated / micro - 1) > _ROUNDED:
+            raise UnusableRow(
+                f"a replica's {replica_batch:g} sequences in `grad_accum` = {accumulation:g} parts "
+                f"are {micro:g} each, but `microbatch` = {stated:g}"
+            )
+        return (stated or micro,)
     if stated and (stages == 1 or stated < replica_batch):
         return (stated,)
     split = _SPLIT[cluster.microbatch_split]
@@ -121,7 +177,10 @@ def _virtual_stages(
     stated = leading_count(row, "interleave")
     if stated:
         return (stated,)
-    if stages == 1 or not row.text("interleave"):
+    text = row.text("interleave")
+    if text and "not stated" not in text:
+        raise UnusableRow(f"{shown_cell(row, 'interleave')} is not a number of virtual stages")
+    if stages == 1 or not text:
         return (1.0,)
     assumptions.append("virtual stages not published: the fastest number assumed")
     layers_per_stage = shape.layers / stages

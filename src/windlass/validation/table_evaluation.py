@@ -1,6 +1,6 @@
 """Compares predictions of a table's runs with what was measured."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,8 +54,8 @@ class TableEvaluation:
 
     name: str
     rows: int
-    unknown_columns: tuple[str, ...]
-    """Columns that no prediction uses."""
+    unread: Mapping[str, int]
+    """Column that says what ran and that predictions leave out -> predicted rows that fill it."""
     skipped: tuple[SkippedRow, ...]
     predictions: tuple[RunPrediction, ...]
     calibration_rows: int
@@ -116,7 +116,7 @@ def evaluate_table(
     return TableEvaluation(
         name=table.name,
         rows=len(table.rows),
-        unknown_columns=table.unknown_columns,
+        unread=Counter(name for each in predictions for name in each.run.unread),
         skipped=tuple(skipped),
         predictions=tuple(predictions),
         calibration_rows=len(predictions) - len(test),

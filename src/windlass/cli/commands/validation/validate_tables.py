@@ -49,8 +49,9 @@ def _print_evaluation(evaluation: TableEvaluation) -> None:
     if evaluation.skipped:
         print_line(f"  skipped: {len(evaluation.skipped)} rows (`--json` has each)")
         print_bullets(evaluation.skip_reasons)
-    if evaluation.unknown_columns:
-        print_line(f"  unknown columns: {', '.join(evaluation.unknown_columns)}")
+    if evaluation.unread:
+        columns = ", ".join(f"`{name}` ({rows} rows)" for name, rows in evaluation.unread.items())
+        print_line(f"  columns that predictions leave out: {columns}")
 
 
 def _errors_table(evaluation: TableEvaluation) -> Table:
@@ -117,7 +118,7 @@ def _evaluation_json(evaluation: TableEvaluation) -> Mapping[str, object]:
         "table": evaluation.name,
         "rows": evaluation.rows,
         "calibration_rows": evaluation.calibration_rows,
-        "unknown_columns": evaluation.unknown_columns,
+        "unread": evaluation.unread,
         "test_rows": asdict(evaluation.test_rows),
         "all_rows": asdict(evaluation.all_rows),
         "by_cluster": [asdict(cluster) for cluster in evaluation.by_cluster],
