@@ -138,7 +138,7 @@ def _precision(row: TableRow, assumptions: list[str]) -> _Precision:
     if "mxfp8" in words:
         assumptions.append("mxfp8 priced as fp8 with a scale for each tensor")
     is_float8 = formats == {"float8"}
-    scaled = "row" if {"row", "rowwise"} & {*words} else "tensor"
+    scaled: Literal["tensor", "row"] = "row" if {"row", "rowwise"} & {*words} else "tensor"
     return _Precision(scaled if is_float8 else None, "grad" in words)
 
 
