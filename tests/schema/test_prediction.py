@@ -40,3 +40,12 @@ def test_a_timeline_whose_lists_differ_in_length_is_refused_by_name(tmp_path: Pa
     (tmp_path / "t.json").write_text(json.dumps(content))
     with pytest.raises(InputErrors, match=f"`{name}` has 1 entries and `kinds` 2; each has one"):
         Timeline.load(tmp_path / "t.json")
+
+
+def test_the_chance_to_run_out_follows_from_the_interval_of_the_peak():
+    peak = TierPeak(tier="device", capacity_bytes=0, peak_bytes=10**9, by_class={}, error=0.1)
+    assert peak.overrun_chance(peak.peak_bytes) == pytest.approx(0.5)
+    assert peak.overrun_chance(peak.high_bytes) == pytest.approx(0.1, rel=1e-3)
+    exact = peak.model_copy(update={"error": 0.0})
+    assert exact.overrun_chance(10**9) == 0
+    assert exact.overrun_chance(10**9 - 1) == 1

@@ -213,6 +213,7 @@ from .training.inputs.job import (
     JobSize,
     describe_job,
     job_size,
+    unnamed_data,
 )
 from .training.loop.hooks import (
     Instrumentation,
@@ -387,6 +388,7 @@ __all__ = [
     "train",
     "training_plan",
     "training_recipes",
+    "unnamed_data",
     "usual_system_prompt",
     "validate",
     "validate_random_plans",

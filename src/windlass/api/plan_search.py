@@ -30,7 +30,9 @@ def search_plan(
         return graph, KeptPlan(result=result.with_advice(), most_sequences=None)
     for batch in batches:
         smaller, _ = resolve_defaults(request, graph, machine, most_sequences=batch, data=data)
-        attempt = planner.seek_plan(smaller, graph, machine, every_grid=True, kept_code=kept_code)
+        attempt = planner.seek_plan(
+            smaller, graph, machine, every_grid=True, kept_code=kept_code, margin=request.margin
+        )
         if not isinstance(attempt, NothingFits):
             return graph, KeptPlan(result=attempt, most_sequences=batch)
         if _fits_without_pins(smaller, graph, machine):
@@ -82,8 +84,9 @@ def _search(
         if progress is not None:
             progress("searching", 0, None)
         result = planner.seek_plan(
-            request, graph, machine, every_grid=every_grid, kept_code=kept_code
-        )
+            request, graph, machine, every_grid=every_grid, kept_code=kept_code,
+            margin=request.margin,
+        )  # fmt: skip
         fits = not isinstance(result, NothingFits)
         if fits or machine.devices == 1 or request.parallel.tensor is not None:
             break

@@ -1,5 +1,6 @@
 """Options that several commands share, and how a command line becomes one request."""
 
+import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
@@ -23,8 +24,16 @@ class RequestOptions:
     stack: str | None = None
     """Software whose run is planned and predicted (`windlass stacks` lists them), or a `.toml` file
     of your own; Windlass's own runtime if not given."""
+    margin: str | None = None
+    """What a chosen plan bears, `5%` if not given: so much device memory stays free, and links so
+    much slower do not favour another plan; 0 chooses the proved fastest plan."""
     file: Path | None = None
     """A TOML file with a request; overrides and options win over it."""
+
+    def overrides(self, overrides: tuple[str, ...]) -> tuple[str, ...]:
+        """The overrides of a command line, and the margin as one of them."""
+        margin = () if self.margin is None else (f"margin={json.dumps(self.margin)}",)
+        return (*overrides, *margin)
 
 
 NO_OPTIONS = RequestOptions()
@@ -53,8 +62,8 @@ class ExplainedPlanOptions(PlanOptions):
     """The same, and whether to explain every value, for commands that show them."""
 
     why: Flag = False
-    """Also show every value with where it comes from: file and line, override, default or
-    planner."""
+    """Also show what the plan is made of, and every value with where it comes from: file and line,
+    override, default or planner."""
 
 
 EXPLAINED_PLAN = ExplainedPlanOptions()
@@ -143,7 +152,7 @@ def build_request(
     model, overrides = _split_model(model, overrides)
     return api.make_request(
         model,
-        *overrides,
+        *options.overrides(overrides),
         machine=machine,
         memory=options.memory,
         stack=options.stack,
@@ -169,7 +178,7 @@ def explain_values(
     model, overrides = _split_model(model, overrides)
     given = api.request_origins(
         model,
-        *overrides,
+        *options.overrides(overrides),
         machine=machine,
         memory=options.memory,
         stack=options.stack,

@@ -26,6 +26,7 @@ from .given_plan import (
 )
 from .result import (
     PlanningResult,
+    RunnerUp,
     with_budget,
 )
 from .space.pins import (
@@ -40,6 +41,7 @@ __all__ = [
     "Explanation",
     "NothingFits",
     "PlanningResult",
+    "RunnerUp",
     "alternatives",
     "choose_plan",
     "downscale_plan",

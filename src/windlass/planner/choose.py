@@ -12,9 +12,10 @@ from windlass.errors import InputErrors
 from windlass.planner.advice.advise import advise
 from windlass.planner.advice.no_legal_plan import no_legal_plan
 from windlass.planner.advice.offload_feasibility import require_optimizer_tier, require_phases
-from windlass.planner.advice.sensitivity import sensitivities
+from windlass.planner.advice.sensitivity import larger_batch, sensitivities
 from windlass.planner.advice.shortfall import closest_in_phases
 from windlass.planner.advice.single_changes import request_pins
+from windlass.planner.plan_to_queue import plan_to_queue
 from windlass.planner.result import (
     EvaluatedPlan,
     InfeasiblePlan,
@@ -81,24 +82,17 @@ def choose_plan(
     *,
     every_grid: bool = False,
     kept_code: KeptCode = frozenset(),
+    margin: float = 0.0,
 ) -> PlanningResult:
-    """Chooses the plan that ends the run first, and says why not another.
-
-    Args:
-        request: as of `seek_plan`.
-        graph: as of `seek_plan`.
-        machine: as of `seek_plan`.
-        every_grid: as of `seek_plan`.
-        kept_code: as of `seek_plan`.
-
-    Returns:
-        A result with a plan, or with advice if nothing fits.
+    """The result of `seek_plan`, or one with advice if nothing fits; its arguments are the same.
 
     Raises:
         InputErrors: the request asks for something impossible.
         PlanError: there is no plan at all.
     """
-    found = seek_plan(request, graph, machine, every_grid=every_grid, kept_code=kept_code)
+    found = seek_plan(
+        request, graph, machine, every_grid=every_grid, kept_code=kept_code, margin=margin
+    )
     return found.with_advice() if isinstance(found, NothingFits) else found
 
 
@@ -110,6 +104,7 @@ def seek_plan(
     *,
     every_grid: bool = False,
     kept_code: KeptCode = frozenset(),
+    margin: float = 0.0,
 ) -> "PlanningResult | NothingFits":
     """Chooses the plan that ends the run first, and says why not another, if one fits.
 
@@ -122,6 +117,7 @@ def seek_plan(
         every_grid: whether the tensor-parallel grids that need least memory are open too, on
             several devices.
         kept_code: compiled code of the model that earlier runs have left on the machine.
+        margin: as of `plan_to_queue`; 0 chooses the proved fastest plan.
 
     Raises:
         InputErrors: the request asks for something impossible.
@@ -130,7 +126,7 @@ def seek_plan(
     fastest = fastest_plans(space, budget_bytes, keeps_smallest=True)
     if not fastest.best:
         return NothingFits(space, fastest, budget_bytes)
-    return _fits(space, fastest, budget_bytes)
+    return _fits(space, fastest, budget_bytes, margin)
 
 
 @dataclass(frozen=True)
@@ -166,14 +162,16 @@ def _possible_space(
     return space, budget_bytes
 
 
-def _fits(space: PlanSpace, fastest: FastestPlans, budget_bytes: int) -> PlanningResult:
-    """The result with the fastest plan, which keeps every pin."""
-    plan = fastest.best[0][0]
-    broken = tuple(broken_pins(space.request, plan))
+def _fits(
+    space: PlanSpace, fastest: FastestPlans, budget_bytes: int, margin: float
+) -> PlanningResult:
+    """The result with the chosen plan, which keeps every pin."""
+    result = _result(space, fastest, budget_bytes, margin)
+    broken = () if result.plan is None else tuple(broken_pins(space.request, result.plan))
     if broken:  # Every pin is kept, or refused before the search: this is a bug of ours.
         words = ", ".join(f"`{key}` = {planned}, not {asked}" for key, asked, planned in broken)
         raise RuntimeError(f"the chosen plan breaks its request: {words}")
-    return _result(space, fastest, budget_bytes)
+    return result
 
 
 def _require_possible(space: PlanSpace) -> None:
@@ -192,23 +190,29 @@ def _require_possible(space: PlanSpace) -> None:
         require_optimizer_tier(space)
 
 
-def _result(space: PlanSpace, fastest: FastestPlans, budget_bytes: int) -> PlanningResult:
-    """The result for the fastest plan, with runners-up, plans that do not fit, and advice."""
-    best, steps = fastest.best[0], space.request.train.steps
+def _result(
+    space: PlanSpace, fastest: FastestPlans, budget_bytes: int, margin: float
+) -> PlanningResult:
+    """The result for the plan to queue, with runners-up, plans that do not fit, and advice."""
+    steps, first = space.request.train.steps, fastest.best[0]
+    rivals = _runners_up(space, fastest, budget_bytes)
+    best = plan_to_queue(space, fastest, rivals, budget_bytes, margin)
     plan, prediction = best
+    seconds = run_seconds(prediction, steps)
+    losers = [item for item in rivals if run_seconds(item[1], steps) >= seconds and item != best]
     in_phases = plan.is_offloaded("parameters")
     return PlanningResult(
         plan=plan,
         prediction=prediction,
-        run_seconds=run_seconds(prediction, steps),
-        runners_up=tuple(
-            runner_up(best, other, steps) for other in _runners_up(space, fastest, budget_bytes)
-        ),
+        run_seconds=seconds,
+        fastest=None if best == first else runner_up(best, first, steps),
+        runners_up=tuple(runner_up(best, other, steps) for other in losers),
         infeasible=tuple(islice(_smallest(space, fastest, budget_bytes), _MAX_INFEASIBLE)),
         evaluated=fastest.evaluated,
         axes=explain_axes(space, _pinned_keys(space.request)),
         pinned_rank=_pinned_rank(space, fastest, budget_bytes),
         sensitivity={} if in_phases else sensitivities(space, plan, prediction.by_term),
+        larger_batch=larger_batch(space, best),
     )
 
 

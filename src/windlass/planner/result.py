@@ -117,6 +117,8 @@ class PlanningResult:
     """Prediction of the chosen plan."""
     run_seconds: float | None = None
     """Predicted seconds of all steps and of the compilation before them."""
+    fastest: RunnerUp | None = None
+    """The proved fastest plan, where it is not the chosen one because it leaves no margin."""
     runners_up: tuple[RunnerUp, ...] = ()
     """The next best plans, fastest first."""
     infeasible: tuple[InfeasiblePlan, ...] = ()
@@ -131,6 +133,8 @@ class PlanningResult:
     pinned."""
     sensitivity: Mapping[str, float] = field(default_factory=dict)
     """Share of a step that a 10 % better constant would save, by constant of the machine."""
+    larger_batch: Change | None = None
+    """The same plan with twice the batch; None where that takes as long a token."""
 
     @property
     def fits(self) -> bool:

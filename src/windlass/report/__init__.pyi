@@ -25,7 +25,10 @@ from .figures.sweep_figure import (
 )
 from .formatting import (
     describe_plan,
+    describe_speedup,
+    describe_stack,
     describe_traffic,
+    parallel_degrees,
 )
 from .html.arms_page import (
     ArmFacts,
@@ -122,6 +125,9 @@ from .terminal.sweep_table import (
     sweep_table,
     trial_line,
 )
+from .terminal.tables import (
+    fact_table,
+)
 from .terminal.verification_table import (
     InjectedFaultRow,
     describe_verdict,
@@ -153,10 +159,13 @@ __all__ = [
     "describe_dataflow",
     "describe_plan",
     "describe_sigmas",
+    "describe_speedup",
+    "describe_stack",
     "describe_thresholds",
     "describe_traffic",
     "describe_verdict",
     "expert_table",
+    "fact_table",
     "figure_sheet",
     "infeasible_lines",
     "injected_faults_table",
@@ -173,6 +182,7 @@ __all__ = [
     "memory_table",
     "most_memory_bytes",
     "numbers_table",
+    "parallel_degrees",
     "perfetto_trace",
     "plan_notebook",
     "plan_page",

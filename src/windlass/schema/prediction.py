@@ -1,5 +1,6 @@
 """Prediction: the step time and memory of a plan, computed before it runs."""
 
+from statistics import NormalDist
 from typing import Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
@@ -52,6 +53,13 @@ class TierPeak(_FiniteDocument):
     def high_bytes(self) -> int:
         """Upper end of the 80 % interval of the peak."""
         return round(self.peak_bytes * (1 + self.error))
+
+    def overrun_chance(self, capacity_bytes: int) -> float:
+        """Predicted chance that the peak exceeds a capacity; 0 or 1 where bytes are exact."""
+        if not self.error:
+            return float(self.peak_bytes > capacity_bytes)
+        deviation = self.error * self.peak_bytes / DEVIATIONS_OF_80_PERCENT
+        return 1 - NormalDist(self.peak_bytes, deviation).cdf(capacity_bytes)
 
     @property
     def over_bytes(self) -> int:

@@ -83,6 +83,11 @@ class Request(RequestTable):
     `.toml` file of your own; None means Windlass's own runtime."""
     memory: Bytes | None = Field(default=None, gt=0)
     """Budget of device memory, such as `4GiB`; None means the machine's capacity."""
+    margin: float = Field(default=0.05, ge=0, lt=1)
+    """What a plan must bear to be chosen, as a share or such as `5%`: this much of the machine's
+    device memory stays free at the upper end of the peak's interval (a `memory` that is named may
+    be filled to that end), and links this much slower do not make another one faster. 0 chooses the
+    proved fastest plan."""
     data: DataRequest = DataRequest()
     train: TrainRequest = TrainRequest()
     parallel: ParallelRequest = ParallelRequest()
@@ -135,6 +140,15 @@ class Request(RequestTable):
         parts = {"sparsity": self.sparsity, "lora": self.lora, "frozen": self.train.frozen}
         fields |= {name: part for name, part in parts.items() if part is not None}
         return ModelIdentity.model_validate(fields)
+
+    @field_validator("margin", mode="before")
+    @classmethod
+    def _margin_may_be_percent(cls, margin: object) -> object:
+        percent = margin.strip().removesuffix("%") if isinstance(margin, str) else margin
+        try:
+            return margin if percent == margin else float(str(percent)) / 100
+        except ValueError:
+            return margin
 
     @field_validator("recompute_layers", mode="before")
     @classmethod

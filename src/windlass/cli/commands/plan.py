@@ -27,7 +27,8 @@ from windlass.cli.console import (
     print_values,
     print_written,
 )
-from windlass.cli.flags import AsJson
+from windlass.cli.flags import AsJson, Flag
+from windlass.cli.plan_summary import print_summary
 from windlass.errors import RequestError
 from windlass.planner import Explanation, explain_result
 from windlass.report import memory_table, prediction_table, runners_up_table
@@ -74,12 +75,16 @@ def plan(
     *overrides: str,
     on: str | None = None,
     options: ExplainedPlanOptions = EXPLAINED_PLAN,
+    runners_up: Flag = False,
     out: Path | None = None,
     drawing: DrawingOptions = _NO_DRAWING,
     trace: Path | None = None,
     as_json: AsJson = False,
 ) -> None:
-    """Choose a plan and predict its cost; show the runners-up and why they lost.
+    """Choose the plan to queue and predict its cost, in ten lines.
+
+    The plan is the fastest that bears the margin; `train` and `launch` run the same one. Where the
+    proved fastest plan is another, it is shown too.
 
     For example: `windlass plan gpt3-13b --on dgx-h100 train.batch=256 --picture plan.html`.
 
@@ -89,6 +94,7 @@ def plan(
             lists all.
         on: The machine (`windlass machines` lists them), `NAME:N` for N hosts; `here` if not given.
         options: Device memory budget, request file, and a plan file in place of a search.
+        runners_up: Also show the plans that lost, why, and those that do not fit.
         out: Write the plan to this TOML file too.
         drawing: What to draw, and where.
         trace: Write the predicted timeline of a step to this `.json` file, as a trace for
@@ -122,12 +128,16 @@ def plan(
         sparse = {} if speedup is None else {"sparsity": speedup}
         print_json(_json_tree(planned, explanation) | sparse | _why_tree(values))
         return
-    print_values(values)
-    print_plan(planned)
-    console.print()
+    print_summary(planned, speedup)
     steps = planned.request.train.steps
-    console.print(prediction_table(prediction, plan=chosen, steps=steps, speedup=speedup))
-    _print_alternatives(planned, explanation)
+    if options.why:
+        print_values(values)
+        print_plan(planned)
+        console.print()
+        console.print(prediction_table(prediction, plan=chosen, steps=steps, speedup=speedup))
+        _print_reasons(planned, explanation)
+    if runners_up:
+        _print_alternatives(planned, explanation)
 
 
 def fit(
@@ -184,20 +194,22 @@ def fit(
         sys.exit(1)
 
 
-def _print_alternatives(planned: api.Planned, explanation: Explanation) -> None:
-    """Prints runners-up, the rank of a pinned plan, plans that do not fit, and sensitivities."""
-    runners_up = planned.result.runners_up
-    if runners_up:
-        rows = zip(runners_up, explanation.runners_up, strict=True)
-        console.print(runners_up_table([(r.plan, r.prediction, why) for r, why in rows]))
+def _print_reasons(planned: api.Planned, explanation: Explanation) -> None:
+    """Prints what was searched, the rank of a pinned plan, and sensitivities."""
     if planned.result.axes:
         print_line(planned.result.axes)
     if explanation.pinned_rank is not None:
         print_line(f"rank of this plan: {explanation.pinned_rank}")
-    _print_infeasible(explanation)
     if explanation.sensitivity:
         console.print("predicted savings if a constant of the machine were better")
         print_bullets(explanation.sensitivity)
+
+
+def _print_alternatives(planned: api.Planned, explanation: Explanation) -> None:
+    """Prints runners-up, and plans that do not fit."""
+    rows = zip(planned.result.runners_up, explanation.runners_up, strict=True)
+    console.print(runners_up_table([(each.plan, each.prediction, why) for each, why in rows]))
+    _print_infeasible(explanation)
 
 
 def _print_memory(by_class: Mapping[MemoryClass, int]) -> None:
@@ -234,6 +246,8 @@ def _json_tree(planned: api.Planned, explanation: Explanation) -> dict[str, obje
         "defaults": planned.defaults,
         "job": {**asdict(job), "device_hours": job.device_hours},
         "prediction": {**prediction.model_dump(mode="json"), **derived},
+        "fastest": planned.result.fastest,
+        "larger_batch": planned.result.larger_batch,
         "runners_up": explanation.runners_up,
         "infeasible": explanation.infeasible,
         "pinned_rank": explanation.pinned_rank,

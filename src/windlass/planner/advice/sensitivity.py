@@ -6,6 +6,8 @@ from typing import TypeVar
 
 from windlass.cost import ArrayClock, PlanColumns
 from windlass.document import Document
+from windlass.planner.result import Change, EvaluatedPlan
+from windlass.planner.search.evaluate import evaluate
 from windlass.planner.space.plan_space import PlanSpace
 from windlass.schema import (
     AttentionRate,
@@ -23,7 +25,8 @@ _Document = TypeVar("_Document", bound=Document)
 BETTER = 1.1
 """Factor by which a rate is raised, or a latency divided."""
 
-
+_LEAST_GAIN = 0.01
+"""Share of a token's time that a change saves at least to be named."""
 _WAITING = ("communication and waiting", "waiting for offload")
 
 _TERMS: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -65,6 +68,26 @@ def sensitivities(
         limit = (1 - 1 / BETTER) * spent / step_seconds
         saved[name] = min(limit, 1 - seconds(better) / base)
     return dict(sorted(saved.items(), key=lambda item: -item[1]))
+
+
+def larger_batch(space: PlanSpace, best: EvaluatedPlan) -> Change | None:
+    """The plan with twice the micro-batches; None if that saves less than 1 % of a token's time.
+
+    More micro-batches need no more memory, and share the pipeline's bubble, the update and what
+    replicas send each other.
+    """
+    plan, prediction = best
+    batch = plan.batch.model_copy(update={"accumulation": 2 * plan.batch.accumulation})
+    twice = plan.model_copy(update={"batch": batch})
+    peak = prediction.peaks[0]
+    double = evaluate(twice, space.graph, space.machine, budget_bytes=peak.capacity_bytes)
+    cost = double.step_seconds / (2 * prediction.step_seconds) - 1
+    if cost > -_LEAST_GAIN or not double.fits:
+        return None
+    return Change(
+        overrides=(f"train.batch={twice.global_batch}",), plan=twice,
+        peak_bytes=double.peaks[0].peak_bytes, cost=cost,
+    )  # fmt: skip
 
 
 def _improved_machines(machine: Machine) -> Iterator[tuple[str, Machine]]:

@@ -82,11 +82,15 @@ def require_named_data(planned: Planned) -> None:
         DataError: the job is large, and nobody has named its text or its tokenizer.
         InputErrors: nobody has named either.
     """
-    raise_data_errors(list(_unnamed_data(planned)))
+    raise_data_errors(list(unnamed_data(planned).values()))
 
 
-def _unnamed_data(planned: Planned) -> Iterator[str]:
-    """What a large job leaves open that it should not, a sentence each."""
+def unnamed_data(planned: Planned) -> dict[str, str]:
+    """Keys that a large job leaves open, and why `train` and `launch` refuse that."""
+    return dict(_unnamed_data(planned))
+
+
+def _unnamed_data(planned: Planned) -> Iterator[tuple[str, str]]:
     graph, data = planned.graph, planned.request.data
     if planned.objects.examples is not None or graph.examples is not None:
         return
@@ -95,18 +99,20 @@ def _unnamed_data(planned: Planned) -> Iterator[str]:
         return
     cost = f"predicted: {_device_hours(planned, job)}"
     if has_own_text(data) and (job.passes or 0) > _MOST_PASSES:
-        yield (
+        words = (
             f"the run would pass {job.passes:,.0f} times over Python's standard library, which is "
             f"trained on where no text is named ({cost}); name yours as `data.source`, or set "
             "`data.source=stdlib` to train on it all the same"
         )
+        yield "data.source", words
     is_trained = data.tokenizer == "bpe" and not {"tokenizer", "vocabulary"} & named
     if is_trained and data.vocabulary < _LEAST_SHARE * graph.vocabulary:
-        yield (
+        words = (
             f"a tokenizer of {data.vocabulary:,} entries would be trained for `{graph.name}`, "
             f"which has {graph.vocabulary:,} ({cost}); name its `tokenizer.json` as "
             f"`data.tokenizer`, or set `data.vocabulary={data.vocabulary}` to train it all the same"
         )
+        yield "data.tokenizer", words
 
 
 def _data_size(planned: Planned) -> DataSize | None:
@@ -135,7 +141,7 @@ def _data_words(planned: Planned) -> str:
     words = f"{names}: {', '.join(counts)} to train on"
     if size.tokens is not None and data.tokenizer == "bpe":
         words += f", by a tokenizer of {data.vocabulary:,} entries"
-    is_refused = planned.result.plan is not None and any(_unnamed_data(planned))
+    is_refused = planned.result.plan is not None and any(unnamed_data(planned))
     return words + ("; `train` and `launch` refuse a run of this size on it" * is_refused)
 
 
