@@ -26,7 +26,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from windlass.units import format_bytes, format_seconds
+from windlass.units import format_seconds
 
 if TYPE_CHECKING:
     from windlass import api
@@ -199,15 +199,6 @@ def print_plan(planned: "api.Planned") -> None:
     idle = explain_idle_devices(plan, planned.request, planned.machine)
     job = api.describe_job(planned)
     console.print(plan_table(plan, planned.graph, defaults=defaults, idle=idle, job=job))
-
-
-def print_predicted_plan(planned: "api.Planned") -> None:
-    """Prints a plan with its predicted step time and device memory."""
-    print_plan(planned)
-    prediction = planned.prediction
-    step, peak = format_seconds(prediction.step_seconds), prediction.peaks[0].peak_bytes
-    text = f"    {step} a step, {format_bytes(peak)} at the peak\n"
-    console.print(Text.assemble(("predicted", "bold"), text))
 
 
 def print_line(line: str | Text) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from rich.text import Text
 
 from windlass import api
-from windlass.cli.console import console
+from windlass.cli.console import console, print_plan
 from windlass.planner import RunnerUp, explain_idle_devices
 from windlass.program import describe_recompute
 from windlass.report import describe_speedup, describe_stack, fact_table, parallel_degrees
@@ -40,6 +40,18 @@ def print_summary(planned: api.Planned, speedup: SparseSpeedup | None = None) ->
         table.add_row("speed-up", Text(describe_speedup(speedup)))
     table.add_row("more", Text("--why, --runners-up, --picture FILE, --out PLAN.toml, --json"))
     console.print(table)
+
+
+def print_predicted_plan(planned: api.Planned) -> None:
+    """Prints a plan with its predicted step and memory, and the proved fastest if it is another."""
+    print_plan(planned)
+    prediction, fastest = planned.prediction, planned.result.fastest
+    step, peak = format_seconds(prediction.step_seconds), prediction.peaks[0].peak_bytes
+    text = f"    {step} a step, {format_bytes(peak)} at the peak"
+    console.print(Text.assemble(("predicted", "bold"), text))
+    if fastest is not None:
+        console.print(Text.assemble(("fastest", "bold"), f"      {_fastest(fastest, planned)}"))
+    console.print()
 
 
 def summary_rows(planned: api.Planned) -> Iterator[tuple[str, str]]:

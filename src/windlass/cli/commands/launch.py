@@ -9,8 +9,9 @@ from cyclopts import Parameter
 
 from windlass import api
 from windlass.cli.command_options import SEARCHED_PLAN, PlanOptions, build_plan
-from windlass.cli.console import ProgressBars, console, print_notes, print_predicted_plan
+from windlass.cli.console import ProgressBars, console, print_notes
 from windlass.cli.flags import Flag
+from windlass.cli.plan_summary import print_predicted_plan
 from windlass.errors import InputErrors
 
 

@@ -28,11 +28,11 @@ from windlass.cli.console import (
     error_console,
     line_interval,
     print_notes,
-    print_predicted_plan,
     print_values,
     print_verdict,
 )
 from windlass.cli.flags import Flag, Names
+from windlass.cli.plan_summary import print_predicted_plan
 from windlass.errors import RankLost, RecordError, RunInterrupted, StorageError
 from windlass.judge import Verdict
 from windlass.models import is_causal, model_names
