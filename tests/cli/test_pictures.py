@@ -21,7 +21,7 @@ def test_a_plan_is_drawn_with_all_its_pictures(windlass: Windlass, tmp_path: Pat
     drawn = (tmp_path / name).read_text()
     for heading in ("Device mesh", "Predicted step time by term", "Predicted memory over"):
         assert heading in drawn
-    assert "predicted step" in done.stdout
+    assert "every figure is predicted" in done.stdout
 
 
 def test_one_picture_may_be_drawn_alone(windlass: Windlass, tmp_path: Path):

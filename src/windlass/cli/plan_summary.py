@@ -103,9 +103,12 @@ def _batch(planned: api.Planned) -> str:
     size = f"{plan.global_batch:,} sequences of {plan.batch.sequence:,} tokens"
     if examples is not None:
         size = f"{plan.global_batch:,} {examples.noun}"
-    by_default = any(each.key in ("train.batch", "train.sequence") for each in planned.defaults)
+    reasons = {each.key: each.reason for each in planned.defaults}
+    reason = reasons.get("train.batch", "")
+    by_default = " (by default)" if reasons.keys() & {"train.batch", "train.sequence"} else ""
+    by_default = f" ({reason})" if "does not fit" in reason else by_default
     return (
-        f"{size}{' (by default)' * by_default}: micro-batch {plan.batch.micro} × "
+        f"{size}{by_default}: micro-batch {plan.batch.micro} × "
         f"{plan.batch.accumulation} accumulated × DP {plan.parallel.data}"
     )
 
