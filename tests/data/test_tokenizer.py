@@ -117,7 +117,7 @@ def test_a_trained_vocabulary_has_all_bytes_and_the_requested_size():
 
 
 def foreign(path: Path) -> Path:
-    """A tokenizer of lower-case words, as other families have, without an end of text."""
+    """A tokenizer of lower-case words, as other families have."""
     core = Core(models.Unigram())
     core.normalizer = normalizers.Lowercase()
     core.pre_tokenizer = pre_tokenizers.Metaspace()
@@ -126,14 +126,8 @@ def foreign(path: Path) -> Path:
         trainers.UnigramTrainer(vocab_size=60, special_tokens=["<unk>"], unk_token="<unk>"),  # noqa: S106  no password
     )
     core.save(str(path))
+    path.with_name("tokenizer_config.json").write_text('{"eos_token": "<unk>"}')
     return path
-
-
-def test_a_tokenizer_without_an_end_of_text_gets_one(tmp_path: Path):
-    path = foreign(tmp_path / "foreign.json")
-    tokenizer = load_tokenizer(path)
-    assert tokenizer.end_of_text == Core.from_file(str(path)).get_vocab_size()
-    assert tokenizer.vocabulary == tokenizer.end_of_text + 1
 
 
 @given(text=st.text())
@@ -180,6 +174,7 @@ def from_elsewhere(folder: Path, pattern: str) -> Tokenizer:
     core = Core(models.WordLevel({"a": 0, "[UNK]": 1, "</s>": 2}, unk_token="[UNK]"))  # noqa: S106
     core.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), "isolated")
     core.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text('{"eos_token": "</s>"}')
     return load_tokenizer(folder / "tokenizer.json")
 
 

@@ -4,11 +4,12 @@ import sys
 from collections.abc import Callable, Iterable
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from datetime import datetime
 from math import ceil
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from windlass.atomic_files import scratch_folder
-from windlass.errors import ModelError, RequestError
+from windlass.errors import DataError, ModelError, RequestError
 from windlass.models import (
     PROCESSOR_FILE,
     ModelArgument,
@@ -267,7 +268,22 @@ def with_own_data(request: R, graph: Graph) -> R:
         entries = max(BYTE_ENTRIES, min(graph.vocabulary, data.vocabulary))
         most = data.vocabulary if data.tokenizer == "bpe" else BYTE_ENTRIES + 1
         own = {"vocabulary": entries} if entries < most else {}
+    if data.format == "chat" and data.chat_date is None:
+        own |= _today_if_told(str(own.get("tokenizer", data.tokenizer)), data.chat_template)
     return request.model_copy(update={"data": data.model_copy(update=own)}) if own else request
+
+
+def _today_if_told(tokenizer: str, template: str | None) -> dict[str, object]:
+    """The day that a chat template tells, if it asks for one: a resumed run tells the same."""
+    from windlass.data import chat_template_source, tells_date
+
+    try:
+        _, source = chat_template_source(tokenizer, template)
+    except DataError:  # whoever reads the data says so
+        return {}
+    return (
+        {"chat_date": datetime.now().astimezone().date().isoformat()} if tells_date(source) else {}
+    )
 
 
 def _with_own_images(name: str, data: DataRequest, examples: ExampleShape) -> DataRequest:

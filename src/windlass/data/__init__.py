@@ -11,8 +11,10 @@ from windlass.data.batches import (
 )
 from windlass.data.chat import (
     ChatTemplate,
+    chat_template_source,
     encode_question,
     find_chat_template,
+    tells_date,
 )
 from windlass.data.chat.library_questions import (
     QUESTIONS_TASK,
@@ -135,6 +137,7 @@ __all__ = [
     "TrainingBatches",
     "batch_of_step",
     "beginnings",
+    "chat_template_source",
     "code_tasks",
     "conversation_batches",
     "corpus_bytes",
@@ -165,6 +168,7 @@ __all__ = [
     "sentence_pair_batches",
     "standard_error",
     "target_counts",
+    "tells_date",
     "text_fingerprint",
     "with_one_target",
     "write_excerpt",

@@ -222,11 +222,15 @@ class _ByteLengthWriter:
         if lengths is not None and tokens.weights is not None:
             self.target_bytes += int(lengths[tokens.weights > 0].sum())
         else:
-            ids, self.target_bytes = tokens.ids[:-1], self.target_bytes + document.nbytes
-            by_id = self._by_id
-            lengths = np.append(
-                by_id[ids] if by_id is not None else self._tokenizer.bytes_per_token(document.text),
-                0,
+            self.target_bytes += document.nbytes
+            before, behind = (
+                len(self._tokenizer.document_prefix),
+                len(self._tokenizer.document_suffix),
+            )
+            ids, by_id = tokens.ids[before : len(tokens.ids) - behind], self._by_id
+            lengths = np.zeros(len(tokens.ids), dtype=np.int64)
+            lengths[before : before + len(ids)] = (
+                by_id[ids] if by_id is not None else self._tokenizer.bytes_per_token(document.text)
             )
         self._file.write(lengths.astype(LENGTH_TYPE).tobytes())
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain
@@ -20,13 +21,14 @@ from windlass.data.content_hashes import DataProgress, HashedFile, hash_files
 from windlass.data.corpus_split import CorpusReader
 from windlass.data.readers import RowFormat, TextRows
 from windlass.data.sources import Corpora, find_corpora
+from windlass.data.special_tokens import special_ids, special_tokens
 from windlass.data.token_files import TokenDataset, open_dataset
 from windlass.data.tokenizer import Tokenizer, byte_tokenizer, load_tokenizer
 from windlass.document import Document
 from windlass.errors import DataError, StorageError, did_you_mean
 from windlass.schema import BYTE_ENTRIES, DataRequest
 
-_FORMAT = 4
+_FORMAT = 5
 """Version number, raised when the same text would be read, split or encoded differently."""
 
 
@@ -122,7 +124,11 @@ def _row_format(data: DataRequest) -> RowFormat:
     """
     if data.format == "text":
         return TextRows(data.text_field)
-    return ChatRows(find_chat_template(data.tokenizer, data.chat_template))
+    template = find_chat_template(
+        data.tokenizer, data.chat_template, variables=data.chat_template_kwargs,
+        date=data.chat_date,
+    )  # fmt: skip
+    return ChatRows(template)
 
 
 def _recipe(
@@ -175,8 +181,11 @@ def _ignore_progress(label: str, done: int, total: int | None) -> None:
 
 
 def _tokenizer_hash(path: str) -> str:
+    file = Path(path).expanduser()
     try:
-        return hashlib.sha256(read_regular_file(Path(path).expanduser())).hexdigest()
+        content = read_regular_file(file)
+        special = [special_tokens(file.parent), special_ids(file.parent)]
+        return hashlib.sha256(content + json.dumps(special, sort_keys=True).encode()).hexdigest()
     except OSError:
         suggestion = did_you_mean(path, ["byte", "bpe"])
         raise DataError(

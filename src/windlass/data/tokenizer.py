@@ -1,8 +1,8 @@
 """Tokenizers: UTF-8 bytes, a trained byte-level BPE, or any `tokenizer.json`."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Empty, Queue
 from threading import Thread
@@ -13,15 +13,18 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from windlass.atomic_files import atomic_write, read_regular_file
+from windlass.data.special_tokens import (
+    TOKENIZER_CONFIG_FILE,
+    added_tokens,
+    special_ids,
+    special_tokens,
+)
 from windlass.errors import DataError, shorten
-from windlass.schema import BYTE_ENTRIES
+from windlass.schema import BYTE_ENTRIES, SPECIAL_TOKENS_FILE
 from windlass.units import format_seconds
 
 END_OF_TEXT = "<|endoftext|>"
-# Names that other families give the end of a text, in the order they are looked for.
-_END_OF_TEXT_NAMES = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]", "[SEP]")
-_MASK_NAMES = ("[MASK]", "<mask>")
-_CLASS_NAMES = ("[CLS]", "<s>")
+"""The end of a text in tokenizers of ours, and in others that are said to have none."""
 _MOST_IDS = 2**24
 """Ids that are counted at most: 60 times those of the largest published tokenizer."""
 
@@ -31,6 +34,7 @@ encodes."""
 
 _WINDOW_TOKENS = 128
 """Tokens that are decoded together at most while a text arrives."""
+_TOKEN_FLAGS = ("special", "normalized", "single_word", "lstrip", "rstrip")
 
 TokenIds = npt.NDArray[np.int64]
 """Token ids `Int[token]`."""
@@ -52,12 +56,43 @@ class Tokenizer:
     """Id that hides a token from an encoder; None if the tokenizer has none."""
     class_token: int | None = None
     """Id before a text, whose vector says what class it has; None if the tokenizer has none."""
+    bos_token: int | None = None
+    """Id of the beginning of a text; None if the tokenizer names none."""
+    prefix: tuple[int, ...] = ()
+    """Ids that the tokenizer itself puts before a text."""
+    suffix: tuple[int, ...] = ()
+    """Ids that the tokenizer itself puts behind a text."""
+    special: Mapping[str, str] = field(default_factory=dict)
+    """Its special tokens by the names that transformers has, such as `eos_token`."""
+
+    @property
+    def document_prefix(self) -> tuple[int, ...]:
+        """Ids before each document: an encoder's stand before a row of them."""
+        return () if self.mask_token is not None else self.prefix
+
+    @property
+    def document_suffix(self) -> tuple[int, ...]:
+        """Ids behind each document, of which the last is the end of a text."""
+        end = (self.end_of_text,)
+        return (
+            end
+            if self.mask_token is not None or not self.suffix
+            else (self.suffix if self.suffix[-1:] == end else self.suffix + end)
+        )
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a text, without an end of text; a literal `<|endoftext|>` is plain text."""
+        """Ids of a text, without those around it; a literal `<|endoftext|>` is plain text."""
         if self.bytewise:
             return list(text.encode())
         return list(encode_in_time(self.backend.encode_batch, [text])[0].ids)
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """Ids of a text that goes on, behind those that the tokenizer puts before a text.
+
+        An empty text is what stands before any: those ids, or a beginning or an end of a text.
+        """
+        ids = [*self.prefix, *self.encode(text)]
+        return ids or [self.end_of_text if self.bos_token is None else self.bos_token]
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids; an incomplete character becomes a replacement character.
@@ -137,13 +172,21 @@ class Tokenizer:
         ends[-1] = len(text)
         return np.diff(bytes_before_characters(text)[ends], prepend=0)
 
-    def save(self, path: Path) -> None:
-        """Writes a `tokenizer.json` atomically.
+    def save(self, path: Path) -> tuple[str, ...]:
+        """Writes a `tokenizer.json` and, beside it, which of its tokens are special.
+
+        Returns:
+            The names of the files.
 
         Raises:
             StorageError: the disk is full or not writable.
         """
         atomic_write(path, self.backend.to_str(pretty=True))
+        if not self.special:
+            return (path.name,)
+        special = json.dumps(dict(self.special), indent=2, sort_keys=True)
+        atomic_write(path.with_name(SPECIAL_TOKENS_FILE), f"{special}\n")
+        return (path.name, SPECIAL_TOKENS_FILE)
 
 
 def encode_in_time(
@@ -227,16 +270,25 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Tokenizer:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
     )
     backend.train_from_iterator(texts, trainer)
-    return _with_end_of_text(backend)
+    backend.encode_special_tokens = True
+    return Tokenizer(
+        backend=backend,
+        bytewise=False,
+        vocabulary=backend.get_vocab_size(),
+        end_of_text=backend.get_vocab()[END_OF_TEXT],
+    )
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
     """Loads a `tokenizer.json`, one that Windlass saved or any other.
 
-    If it has no end of text, one is added.
+    Which tokens are special is what the files beside it say, as for transformers:
+    `tokenizer_config.json`, then `special_tokens_map.json`, `config.json` and
+    `generation_config.json`. No name is guessed.
 
     Raises:
-        DataError: the file does not exist, is not a tokenizer, or has an id that no model has.
+        DataError: the file does not exist, is not a tokenizer, has an id that no model has, or
+            nothing says which token ends a text.
     """
     try:
         backend = tokenizers.Tokenizer.from_str(read_regular_file(path).decode())
@@ -257,32 +309,76 @@ def load_tokenizer(path: Path) -> Tokenizer:
     for end in (BYTE_ENTRIES, 0):
         if backend.get_vocab() == _byte_entries(end):
             return byte_tokenizer(max(BYTE_ENTRIES, end + 1))
-    return _with_end_of_text(backend)
+    return _with_special_tokens(path, backend)
 
 
-def _with_end_of_text(backend: tokenizers.Tokenizer) -> Tokenizer:
+def _with_special_tokens(path: Path, backend: tokenizers.Tokenizer) -> Tokenizer:
+    """A tokenizer whose special tokens are those that the files beside it name."""
+    _add_named_tokens(path, backend)
+    vocabulary = backend.get_vocab()
+    named, by_id = special_tokens(path.parent), special_ids(path.parent)
+    special = {name: text for name, text in named.items() if text in vocabulary}
+    for name, index in by_id.items():
+        text = backend.id_to_token(index)
+        if text is not None:
+            special.setdefault(name, text)
+    backend.add_special_tokens(sorted(set(special.values())))
+    prefix, suffix = _around_text(backend)
+    ids = {name: vocabulary[text] for name, text in special.items()}
+    end = ids.get("eos_token", ids.get("sep_token", suffix[-1] if suffix else None))
+    if end is None and "eos_token" in named:
+        raise DataError(
+            f"`{path}` has no `{shorten(named['eos_token'])}`, which the files beside it name as "
+            "`eos_token`; name a token that it has"
+        )
+    end = vocabulary.get(END_OF_TEXT) if end is None else end
+    if end is None:
+        raise DataError(
+            f"nothing says which token of `{path}` ends a text; name it as `eos_token` in a "
+            f"`{TOKENIZER_CONFIG_FILE}` beside it"
+        )
     # Text that spells a special token must not become one.
     backend.encode_special_tokens = True
-    ids = backend.get_vocab()
-    end = next((ids[name] for name in _END_OF_TEXT_NAMES if name in ids), None)
-    if end is None:
-        backend.add_special_tokens([END_OF_TEXT])
-        ids = backend.get_vocab()
-        end = ids[END_OF_TEXT]
-    # Ids may have gaps, so the largest decides.
-    vocabulary = max(ids.values()) + 1
-    mask, first = (
-        next((ids[name] for name in names if name in ids), None)
-        for names in (_MASK_NAMES, _CLASS_NAMES)
-    )
     return Tokenizer(
         backend=backend,
         bytewise=False,
-        vocabulary=vocabulary,
+        vocabulary=max(vocabulary.values()) + 1,  # ids may have gaps
         end_of_text=end,
-        mask_token=mask,
-        class_token=first,
+        mask_token=ids.get("mask_token"),
+        class_token=ids.get("cls_token", prefix[0] if prefix and suffix else None),
+        bos_token=ids.get("bos_token"),
+        prefix=prefix,
+        suffix=suffix,
+        special=special,
     )
+
+
+def _add_named_tokens(path: Path, backend: tokenizers.Tokenizer) -> None:
+    """Adds the tokens that `tokenizer_config.json` adds by id, in place.
+
+    Raises:
+        DataError: one of them has another id.
+    """
+    for number, entry in added_tokens(path.parent).items():
+        text = entry["content"]
+        if backend.token_to_id(text) is None:
+            flags = {name: bool(entry[name]) for name in _TOKEN_FLAGS if name in entry}
+            backend.add_tokens([tokenizers.AddedToken(text, **flags)])
+        if backend.token_to_id(text) != number:
+            raise DataError(
+                f"`{shorten(text)}` is token {backend.token_to_id(text)} of `{path}`, and "
+                f"`{TOKENIZER_CONFIG_FILE}` beside it says {number}; take both from one model"
+            )
+
+
+def _around_text(backend: tokenizers.Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The ids that a tokenizer puts before and behind a text."""
+    encoding = backend.encode("a")
+    marks = encoding.special_tokens_mask
+    if 0 not in marks:
+        return (), ()
+    before, behind = marks.index(0), marks[::-1].index(0)
+    return tuple(encoding.ids[:before]), tuple(encoding.ids[len(marks) - behind :])
 
 
 def _byte_level(model: models.Model) -> tokenizers.Tokenizer:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, JsonValue, model_validator
 
 from windlass.schema.model_request import Name, RequestTable, Size
 from windlass.units import Bytes
@@ -71,6 +71,12 @@ class DataRequest(RequestTable):
     chat_template: Name | None = None
     """How conversations become text: `plain`, `chatml`, or the path of a Jinja file. None takes the
     template beside the `tokenizer.json`, or one of these two where there is none."""
+    chat_template_kwargs: dict[str, JsonValue] | None = None
+    """Further variables of the template, such as `enable_thinking`; a row's own
+    `chat_template_kwargs` go before them."""
+    chat_date: str | None = Field(default=None, pattern=r"^\d{4}-\d{2}-\d{2}$")
+    """Day that a template tells which asks for it, such as `2025-12-31`; None takes that of the
+    first plan."""
     long_documents: LongDocuments = "truncate"
     """What becomes of a conversation that is longer than a sequence: its end is cut off
     (`truncate`), or it is left out (`drop`)."""
@@ -156,7 +162,11 @@ class DataSize:
 
 _HAS: dict[DataFormat, str] = {"text": "has", "chat": "has", "images": "have", "classes": "have"}
 _KEYS_OF_FORMATS: tuple[tuple[tuple[DataFormat, ...], tuple[str, ...], str], ...] = (
-    (("chat",), ("chat_template", "long_documents"), "conversations"),
+    (
+        ("chat",),
+        ("chat_template", "chat_template_kwargs", "chat_date", "long_documents"),
+        "conversations",
+    ),
     (("text", "chat"), ("packing",), "documents to pack"),
     (
         ("images",),

@@ -38,7 +38,7 @@ def learned(source: str, row: dict[str, object]) -> list[str]:
 def test_text_and_tokens_are_those_of_transformers(name: str, tmp_path: Path):
     from transformers import PreTrainedTokenizerFast
 
-    template = TEMPLATES[name]
+    template, marks = TEMPLATES[name], "marks" in name
     path = save_tokenizer(tmp_path, template)
     oracle = PreTrainedTokenizerFast.from_pretrained(tmp_path)
     found = find_chat_template(str(path), None)
@@ -50,10 +50,10 @@ def test_text_and_tokens_are_those_of_transformers(name: str, tmp_path: Path):
         assert ours.text == theirs
         (encoded,) = encode_documents(tokenizer, [ours])
         expected = oracle.apply_chat_template(
-            messages, return_dict=True, return_assistant_tokens_mask=found.marks_answers
+            messages, return_dict=True, return_assistant_tokens_mask=marks
         )
         assert encoded.ids.tolist() == expected["input_ids"]
-        if found.marks_answers:
+        if marks:
             assert (encoded.weights > 0).astype(int).tolist() == expected["assistant_masks"]
         prompt = oracle.apply_chat_template(
             messages[:-1], tokenize=False, add_generation_prompt=True
@@ -126,7 +126,8 @@ def test_the_bytes_of_targets_are_those_of_the_answers_text():
         ({"messages": [{"role": "user", "content": "a"}]}, "no answer: none of its 1 messages"),
         ({"messages": [{"role": "assitant", "content": "a"}]}, "did you mean `assistant`?"),
         ({"messages": [{"role": "assistant"}]}, "message 0 has no `content`"),
-        ({"messages": [{"role": "assistant", "content": [1]}]}, "has a list as `content`"),
+        ({"messages": [{"role": "assistant", "content": [1]}]}, "has a part of the type a int"),
+        ({"messages": [{"role": "assistant", "content": 1}]}, "has a int as `content`"),
         ({"messages": [{"role": "assistant", "content": "a", "weight": 0}]}, "weight above 0"),
         ({"messages": [{"role": "assistant", "content": "a", "weight": -1}]}, "the weight -1;"),
         ({"messages": [{"role": "assistant", "content": "a", "weight": "x"}]}, "the weight x;"),
@@ -134,7 +135,8 @@ def test_the_bytes_of_targets_are_those_of_the_answers_text():
         ({"messages": []}, "`messages` is an empty list"),
         ({"messages": {"role": "user"}}, "`messages` is an object, not a list"),
         ({"prompt": "a", "completion": ""}, "`completion` is empty"),
-        ({"prompt": "a", "completion": []}, "`prompt` is a text and `completion` an empty list"),
+        ({"prompt": "a", "completion": []}, "`completion` is an empty list, not a list of"),
+        ({"messages": [{"role": "assistant", "content": "a", "train": "no"}]}, '`train` = "no"'),
         ({"prompt": "a", "completion": "\ud800"}, "half a surrogate pair"),
     ],
 )
@@ -153,7 +155,6 @@ def test_a_row_that_is_no_conversation_says_why(row: dict[str, object], words: s
         ("{{ 1 / 0 }}", "ZeroDivisionError"),
         ("{{ messages.append(1) }}", "unsafe"),
         ("{{ ''.__class__.__mro__ }}", "unsafe"),
-        ("{{ strftime_now('%Y') }}", "`strftime_now` is undefined".replace("`", "'")),
         ("{% for i in range(10**9) %}{% endfor %}", "OverflowError"),
     ],
 )

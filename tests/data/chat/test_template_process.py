@@ -26,7 +26,7 @@ CONVERSATION = {"messages": CONVERSATIONS[0], "turns": [1]}
 
 
 def render(source: str, limits: TemplateLimits = LIMITS) -> str:
-    (answer,) = TemplateProcess(source, limits).render([CONVERSATION])
+    (answer,) = TemplateProcess(limits).render(source, [CONVERSATION])
     return str(answer.get("text") or answer)
 
 
@@ -96,7 +96,7 @@ def test_a_template_of_300_brackets_is_refused_in_one_sentence(source: str, tmp_
 
 def test_a_template_that_takes_long_to_compile_is_ended():
     with pytest.raises(TemplateLimitFault, match="processor time"):
-        TemplateProcess("{{ 1 + 1 }}" * 200_000, LIMITS)
+        TemplateProcess(LIMITS).render("{{ 1 + 1 }}" * 200_000, [])
 
 
 def test_the_row_that_takes_too_much_is_named_also_among_others():
@@ -128,27 +128,31 @@ def test_rows_that_are_rendered_together_are_those_rendered_alone():
 
 
 def test_a_process_without_a_conversation_ends_and_the_next_conversation_starts_another():
-    process = TemplateProcess("{{ messages[0].content }}", LIMITS._replace(idle_seconds=0.05))
+    process = TemplateProcess(LIMITS._replace(idle_seconds=0.05))
+    source = "{{ messages[0].content }}"
+    process.render(source, [])
     first = process._process
     assert first.wait(timeout=30) == 0
-    (answer,) = process.render([CONVERSATION])
+    (answer,) = process.render(source, [CONVERSATION])
     assert answer["text"] == CONVERSATIONS[0][0]["content"]
     assert process._process is not first
 
 
 def test_a_template_draws_the_same_numbers_again():
     source = "{% for i in range(20) %}{{ range(99) | random }} {% endfor %}"
-    process = TemplateProcess(source, LIMITS)
-    assert process.render([CONVERSATION]) == process.render([CONVERSATION])
+    process = TemplateProcess(LIMITS)
+    assert process.render(source, [CONVERSATION]) == process.render(source, [CONVERSATION])
 
 
 ENDLESS = """
 import signal, sys, windlass.data.chat.template_process as p
 signal.signal(signal.SIGINT, signal.default_int_handler)  # shells start jobs with it ignored
 limits = p.TemplateLimits(cpu_seconds=float(sys.argv[1]))
-process = p.TemplateProcess("{{ messages[0].content }}" + sys.argv[2], limits)
+process = p.TemplateProcess(limits)
+process.render("", [])
 print(process._process.pid, flush=True)
-process.render([{"messages": [{"role": "user", "content": "a"}], "turns": [0]}])
+source = "{{ messages[0].content }}" + sys.argv[2]
+process.render(source, [{"messages": [{"role": "user", "content": "a"}], "turns": [0]}])
 """
 
 

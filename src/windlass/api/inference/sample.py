@@ -96,7 +96,7 @@ def sample(
             yield from dialogue.say(prompt)
         return
     with _writing_model(load(run, root=root), model, phases=phases, ema=ema) as language:
-        ids = language.tokenizer.encode(prompt) or [language.tokenizer.end_of_text]
+        ids = language.tokenizer.encode_prompt(prompt)
         generated = language.generate(ids, **asdict(drawing))
         yield from language.tokenizer.stream_decode(generated, ids)
 
@@ -188,7 +188,7 @@ def open_dialogue(
         WindlassError: as `sample`.
     """
     record = load(run, root=root)
-    template = _chat_template(record, planned_from_record(record).request.model.name)
+    template = _chat_template(record)
     system = usual_system_prompt(record.meta)[0] if system is None else system
     with _writing_model(record, model, phases=phases, ema=ema) as language:
         yield Dialogue(language, template, drawing, system)
@@ -261,7 +261,7 @@ def usual_system_prompt(meta: Mapping[str, object]) -> tuple[str, str | None]:
     )
 
 
-def _chat_template(record: RunRecord, model: str) -> "ChatTemplate":
+def _chat_template(record: RunRecord) -> "ChatTemplate":
     """The template that a run keeps, or that of the Hugging Face folder that it began with.
 
     Raises:
@@ -270,6 +270,8 @@ def _chat_template(record: RunRecord, model: str) -> "ChatTemplate":
     """
     from windlass.data import find_chat_template
 
+    request = planned_from_record(record).request
+    model, variables = request.model.name, request.data.chat_template_kwargs
     tokenizer: Path | None = record.folder / TOKENIZER_FILE
     if not (record.folder / CHAT_TEMPLATE_FILE).is_file():
         tokenizer = tokenizer_file(model) if is_huggingface(model) else None
@@ -278,7 +280,7 @@ def _chat_template(record: RunRecord, model: str) -> "ChatTemplate":
             f"run `{record.folder.name}` was not trained on conversations and keeps no chat "
             "template; leave out `--chat`, or train with `data.format=chat`"
         )
-    return find_chat_template(str(tokenizer), None)
+    return find_chat_template(str(tokenizer), None, variables=variables)
 
 
 def write_sample(run: Run) -> str | None:

@@ -64,8 +64,7 @@ def import_model(
         run.seal(*save_model_config(name, run.path))
         tokenizer = tokenizer_file(name)
         if tokenizer is not None:
-            load_tokenizer(tokenizer).save(run.path / TOKENIZER_FILE)
-            run.seal(TOKENIZER_FILE)
+            run.seal(*load_tokenizer(tokenizer).save(run.path / TOKENIZER_FILE))
         manifest = Manifest(
             step=0, samples=0, seed=request.train.seed, plan=labels.label, graph=labels.graph,
             files={},

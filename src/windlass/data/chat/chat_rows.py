@@ -2,38 +2,38 @@
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple
 
 from windlass.data.chat.chat_template import ChatTemplate, Conversation, Message, Rendered
+from windlass.data.chat.row_forms import (
+    ANSWERING_ROLE,
+    FORMS,
+    SYSTEM_ROLE,
+    RowFault,
+    find_columns,
+    kind_of,
+    message_weight,
+    row_messages,
+)
 from windlass.data.chat.template_process import TemplateFault, TemplateLimitFault
 from windlass.data.readers import Row, TargetSpan, TextDocument, UnreadableDocument
-from windlass.errors import DataError, did_you_mean, shorten
-
-ROLES = ("system", "developer", "user", "assistant", "tool")
-ANSWERING_ROLE, SYSTEM_ROLE = "assistant", "system"
-_MOST_WEIGHT = 1000
-_COLUMNS = ("messages", "tools", "prompt", "completion")
-
+from windlass.errors import DataError
 
 _BATCH_ROWS = 64
 """Rows that are rendered at once: a message to another process takes as long as a short one."""
 
 
-class _RowFault(Exception):  # noqa: N818  a reason, which the caller places
-    """Why a row is no conversation."""
-
-
 @dataclass(frozen=True, slots=True)
 class ChatRows:
-    """Each row is a conversation in `messages`, or a `prompt` with its `completion`.
+    """Each row is a conversation, in any of the forms that `row_forms` knows.
 
     Answers are the turns of the assistant, up to and with the mark of their end: what the template
     marks as generated or, without such marks, what a turn adds to the conversation rendered up to
-    it. A `weight` says how much an answer counts: 0 leaves it out. A prompt and a completion are
-    two texts, which follow each other and an end of text, or two lists of messages, of which the
-    second is learned.
+    it. A `weight` says how much an answer counts: 0 leaves it out. A prompt and a completion that
+    are texts follow each other, and an end of text.
     """
 
     template: ChatTemplate
@@ -41,12 +41,13 @@ class ChatRows:
 
     def columns(self, names: Sequence[str]) -> tuple[str, ...] | str:
         """The columns of a conversation, or that there are none."""
-        if "messages" in names or {"prompt", "completion"} <= set(names):
-            return tuple(name for name in _COLUMNS if name in names)
+        columns = find_columns(names)
+        if columns is not None:
+            return columns
         fields = ", ".join(f"`{name}`" for name in names) or "none"
         return (
-            f"no `messages`, and no `prompt` with `completion`; fields are {fields}; rename yours, "
-            "or read text with `data.format=text`"
+            f"no conversation; fields are {fields}, and should be {FORMS}; rename yours, or read "
+            "text with `data.format=text`"
         )
 
     def documents(
@@ -78,7 +79,7 @@ class ChatRows:
             if is_text and row.values.get("messages") is None:
                 return self._completed(row, str(prompt), str(completion))
             return _Parsed(row, *_conversation(row.values))
-        except _RowFault as fault:
+        except RowFault as fault:
             return UnreadableDocument(message=f"{row.where}: {fault}")
 
     def _completed(
@@ -86,7 +87,7 @@ class ChatRows:
     ) -> TextDocument | UnreadableDocument:
         """The document of a prompt and its completion."""
         if not completion:
-            raise _RowFault("`completion` is empty, so there is no answer to learn")
+            raise RowFault("`completion` is empty, so there is no answer to learn")
         text = f"{prompt}{completion}{self.template.special_tokens['eos_token']}"
         return _text_document(row, text, [TargetSpan(len(prompt), len(text))])
 
@@ -105,17 +106,25 @@ class ChatRows:
     def _document(
         self, parsed: "_Parsed", rendered: Rendered | TemplateFault
     ) -> TextDocument | UnreadableDocument:
-        row, (messages, _, turns), learned = parsed
+        row, conversation, learned = parsed
+        messages, turns = conversation.messages, conversation.turns
         by = f"{row.where}: the chat template {self.template.name}"
         if isinstance(rendered, TemplateFault):
             return UnreadableDocument(message=f"{by}: {rendered}")
-        if len(rendered.answers) != len(turns):
+        if len(rendered.answers) == len(turns):
+            spans = zip(turns, rendered.answers, strict=True)
+            targets = [
+                TargetSpan(*span, learned[turn])
+                for turn, span in spans
+                if turn in learned and turn not in rendered.dropped
+            ]
+        elif set(learned.values()) == {1.0} and learned.keys() == set(turns):
+            targets = [TargetSpan(*span) for span in rendered.answers]
+        else:
             return UnreadableDocument(
                 message=f"{by} marks {len(rendered.answers)} answers of a conversation with "
-                f"{len(turns)}"
+                f"{len(turns)}, of which not all count alike"
             )
-        spans = zip(turns, rendered.answers, strict=True)
-        targets = [TargetSpan(*span, learned[turn]) for turn, span in spans if turn in learned]
         if all(span.start == span.end for span in targets):
             return UnreadableDocument(message=f"{by} renders nothing of its answer")
         return _text_document(row, rendered.text, targets, _system_prompt(messages))
@@ -146,92 +155,33 @@ def _system_prompt(messages: Sequence[Message]) -> str:
     """What stands before a user's first message; empty if nothing does."""
     first = messages[0]
     content = first.get("content")
+    if isinstance(content, list):
+        content = "".join(part["text"] for part in content)
     return content if first["role"] == SYSTEM_ROLE and isinstance(content, str) else ""
 
 
 def _conversation(row: Mapping[str, object]) -> tuple[Conversation, Mapping[int, float]]:
     """The conversation of a row, and the weight of each message that is learned."""
-    prompt, completion, context = row.get("prompt"), row.get("completion"), 0
-    if row.get("messages") is not None:
-        messages = _messages(row["messages"], "messages")
-    elif isinstance(prompt, list) and isinstance(completion, list):
-        messages = _messages(prompt, "prompt") + _messages(completion, "completion")
-        context = len(prompt)
-    else:
-        raise _RowFault(
-            f"`prompt` is {_kind(prompt)} and `completion` {_kind(completion)}; both should be "
-            "texts, or both lists of messages"
-        )
-    tools = row.get("tools")
-    if isinstance(tools, str):  # tables hold them as JSON, since each has fields of its own
-        tools = _json_list(tools)
-    if tools is not None and not isinstance(tools, list):
-        raise _RowFault(f"`tools` is {_kind(tools)}, not a list")
-    turns = [i for i, m in enumerate(messages) if m["role"] == ANSWERING_ROLE]
-    weights = {turn: _weight(messages[turn]) for turn in turns if turn >= context}
+    turns, context = row_messages(row)
+    answers = [i for i, turn in enumerate(turns) if turn["role"] == ANSWERING_ROLE]
+    weights = {turn: message_weight(turns[turn]) for turn in answers if turn >= context}
     learned = {turn: weight for turn, weight in weights.items() if weight}
     if not learned:
-        raise _RowFault(
-            f"no answer: none of its {len(messages) - context} messages has the role "
+        raise RowFault(
+            f"no answer: none of its {len(turns) - context} messages has the role "
             f"`{ANSWERING_ROLE}` and a weight above 0"
         )
-    return Conversation(messages, tools, turns), learned
+    tools, documents = (_column(row, name, list, "a list") for name in ("tools", "documents"))
+    variables = _column(row, "chat_template_kwargs", dict, "an object") or {}
+    return Conversation(turns, tools, answers, documents, variables), learned
 
 
-def _weight(message: Message) -> float:
-    """How much an answer counts; of one that is only read, axolotl writes `"train": false`."""
-    return 0.0 if message.get("train") is False else float(message.get("weight", 1))
-
-
-def _messages(value: object, field: str) -> list[Message]:
-    """The messages of a field; all that is wrong with them is one fault."""
-    if not isinstance(value, list) or not value:
-        raise _RowFault(f"`{field}` is {_kind(value)}, not a list of messages")
-    faults = [
-        f"message {index}{fault}"
-        for index, message in enumerate(value)
-        for fault in _message_faults(message)
-    ]
-    if faults:
-        raise _RowFault("; ".join(faults))
-    # Tables give every message all fields, None where it has none.
-    return [{key: item for key, item in each.items() if item is not None} for each in value]
-
-
-def _message_faults(message: object) -> Iterator[str]:
-    if not isinstance(message, dict):
-        yield f" is {_kind(message)}, not an object with `role` and `content`"
-        return
-    role, content = message.get("role"), message.get("content")
-    if role is None:
-        yield " has no `role`"
-    elif role not in ROLES:
-        way_out = did_you_mean(str(role), ROLES) or f" (roles are {', '.join(ROLES)})"
-        yield f" has the unknown role `{shorten(str(role))}`{way_out}"
-    if content is None and not message.get("tool_calls"):
-        yield " has no `content`"
-    if content is not None and not isinstance(content, str):
-        yield f" has {_kind(content)} as `content`, and only text is learned"
-    weight = message.get("weight")
-    if weight is not None and not (isinstance(weight, int | float) and 0 <= weight <= _MOST_WEIGHT):
-        yield (
-            f" has the weight {shorten(str(weight))}; an answer counts as much as a number from 0 "
-            f"to {_MOST_WEIGHT:,} says, 1 if it has none"
-        )
-
-
-def _json_list(text: str) -> object:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text
-
-
-def _kind(value: object) -> str:
-    """A value's kind in words."""
-    kinds: dict[type[Any], str] = {list: "a list", dict: "an object", str: "a text"}
-    if value is None:
-        return "missing"
-    if value == []:
-        return "an empty list"
-    return kinds.get(type(value), f"a {type(value).__name__}")
+def _column(row: Mapping[str, object], name: str, kind: type, what: str) -> Any:  # noqa: ANN401  JSON
+    """A column of any JSON, which tables hold as its text, since each row has its own fields."""
+    value = row.get(name)
+    if isinstance(value, str):
+        with suppress(ValueError, RecursionError):
+            value = json.loads(value)
+    if value is not None and not isinstance(value, kind):
+        raise RowFault(f"`{name}` is {kind_of(value)}, not {what}")
+    return value

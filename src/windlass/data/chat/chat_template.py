@@ -23,8 +23,11 @@ class Conversation(NamedTuple):
     tools: Sequence[object] | None = None
     """What the model may call, as JSON schemas."""
     turns: Sequence[int] = ()
-    """Messages that are answers, which a template without marks must not change once others
-    follow."""
+    """Messages that are answers."""
+    documents: Sequence[object] | None = None
+    """What the model may read, for templates of retrieval."""
+    variables: Mapping[str, object] = {}
+    """Further variables of the template, which go before its own."""
 
 
 class Rendered(NamedTuple):
@@ -34,6 +37,8 @@ class Rendered(NamedTuple):
     answers: tuple[tuple[int, int], ...]
     """Start and end of each answer, in characters and in order: of what the template marks as
     generated or, without marks, of what each turn adds."""
+    dropped: frozenset[int] = frozenset()
+    """Turns of which a part is left out as others follow, such as thoughts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,19 +50,32 @@ class ChatTemplate:
     source: str
     special_tokens: Mapping[str, str]
     """Text of `bos_token`, `eos_token` and so on, as far as the tokenizer has them."""
+    variables: Mapping[str, object] = field(default_factory=dict)
+    """Further variables of the template, such as `enable_thinking`."""
+    date: str | None = None
+    """Day that `strftime_now` tells, such as `2025-12-31`; None is today."""
+    added_tokens: tuple[str, ...] = ()
+    """Texts of the tokenizer's added tokens, within which no answer ends."""
     limits: TemplateLimits = field(default_factory=TemplateLimits)
     """What it may take to render."""
 
     @property
     def fingerprint(self) -> str:
         """Hash of all that a conversation's text depends on."""
-        content = json.dumps([self.source, dict(self.special_tokens)], sort_keys=True)
+        parts: list[object] = [self.source, dict(self.special_tokens), dict(self.variables)]
+        if tells_date(self.source):
+            parts.append(self.date)
+        content = json.dumps(parts, sort_keys=True)
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 
-    @property
-    def marks_answers(self) -> bool:
-        """Whether it has `{% generation %}` blocks around what a model should learn to say."""
-        return _process(self.source, self.limits).marks_answers
+    def compile(self) -> None:
+        """Tells whether it is a template.
+
+        Raises:
+            TemplateFault: it is none.
+            DataError: the package transformers is missing.
+        """
+        _process(self.limits).render(self.source, ())
 
     def save(self, folder: Path) -> None:
         """Writes the template and its special tokens, for `find_chat_template`.
@@ -110,26 +128,45 @@ class ChatTemplate:
             TemplateLimitFault: one of them takes too much time or memory.
         """
         shared = {
-            **self.special_tokens, "documents": None, "add_generation_prompt": generation_prompt,
+            **self.special_tokens, **self.variables, "add_generation_prompt": generation_prompt,
         }  # fmt: skip
-        answers = _process(self.source, self.limits).render(
-            [each._asdict() | shared for each in conversations]
+        answers = _process(self.limits).render(
+            self.source,
+            [_arguments(each, shared, self.added_tokens) for each in conversations],
+            self.date,
         )
         return [_rendered(answer) for answer in answers]
+
+
+def tells_date(source: str) -> bool:
+    """Whether a template asks for the date."""
+    return "strftime_now" in source
+
+
+def _arguments(
+    conversation: Conversation, shared: Mapping[str, object], added_tokens: tuple[str, ...]
+) -> Mapping[str, object]:
+    """What the worker renders a conversation from; a row's variables go before all others."""
+    return {
+        **shared, **conversation.variables, "messages": conversation.messages,
+        "turns": conversation.turns, "tools": conversation.tools,
+        "documents": conversation.documents, "added_tokens": added_tokens,
+    }  # fmt: skip
 
 
 def _rendered(answer: Mapping[str, Any]) -> Rendered | TemplateFault:
     if "fault" in answer:
         return TemplateFault(answer["fault"])
-    if "changed" in answer:
+    if "ambiguous" in answer:
         return TemplateFault(
-            f"it renders message {answer['changed']} in another way once others follow, so that "
+            f"it renders message {answer['ambiguous']} in another way once others follow, so that "
             "its answer cannot be told; mark answers in the template with `{% generation %}` and "
             "`{% endgeneration %}`"
         )
-    return Rendered(answer["text"], tuple((start, end) for start, end in answer["answers"]))
+    answers = tuple((start, end) for start, end in answer["answers"])
+    return Rendered(answer["text"], answers, frozenset(answer["dropped"]))
 
 
 @lru_cache(maxsize=8)
-def _process(source: str, limits: TemplateLimits) -> TemplateProcess:
-    return TemplateProcess(source, limits)
+def _process(limits: TemplateLimits) -> TemplateProcess:
+    return TemplateProcess(limits)

@@ -48,7 +48,10 @@ def encode_documents(
     if documents and documents[0].targets is not None:
         return _conversations(tokenizer, documents)
     encoded = tokenizer.encode_batch([document.text for document in documents])
-    return [EncodedDocument(np.append(ids, tokenizer.end_of_text)) for ids in encoded]
+    before, behind = tokenizer.document_prefix, tokenizer.document_suffix
+    return [
+        EncodedDocument(np.concatenate([before, ids, behind]).astype(np.int64)) for ids in encoded
+    ]
 
 
 def encode_question(
@@ -83,10 +86,25 @@ def _conversations(
     backend = _with_special_tokens(tokenizer)
     special = [i for i, t in backend.get_added_tokens_decoder().items() if t.special]
     encodings = encode_in_time(backend.encode_batch, [each.text for each in documents])
-    return [
+    encoded = [
         _encoded(document, encoding.ids, encoding.offsets, special)
         for document, encoding in zip(documents, encodings, strict=True)
     ]
+    # A template says all that stands before a text; nothing does of a prompt and its completion.
+    return [
+        each if document.system is not None else _behind(tokenizer.document_prefix, each)
+        for document, each in zip(documents, encoded, strict=True)
+    ]
+
+
+def _behind(prefix: tuple[int, ...], document: EncodedDocument) -> EncodedDocument:
+    """A document behind tokens that are not learned."""
+    added = [0] * len(prefix)
+    return EncodedDocument(
+        np.concatenate([prefix, document.ids]).astype(np.int64),
+        np.concatenate([added, document.weights]).astype(np.float32),
+        np.concatenate([added, document.lengths]).astype(np.int64),
+    )
 
 
 def _encoded(

@@ -7,19 +7,24 @@ from typing import Any
 from windlass.atomic_files import read_regular_file
 from windlass.data.chat.chat_template import ChatTemplate
 from windlass.data.chat.template_process import TemplateFault
+from windlass.data.special_tokens import (
+    TOKENIZER_CONFIG_FILE,
+    special_tokens,
+    tokenizer_config,
+)
 from windlass.data.tokenizer import END_OF_TEXT, load_tokenizer
-from windlass.document import read_json_object
 from windlass.errors import DataError
-from windlass.schema import CHAT_TEMPLATE_FILE, SPECIAL_TOKENS_FILE
+from windlass.schema import CHAT_TEMPLATE_FILE
 
-_CONFIG_FILE = "tokenizer_config.json"
-_SPECIAL_TOKENS = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+_TOOLS_TEMPLATE_FILE = "additional_chat_templates/tool_use.jinja"
 
 _PLAIN = """\
 {%- for message in messages -%}
 {{- message['role'] + ':\\n' -}}
 {%- if message['role'] == 'assistant' -%}
-{%- generation -%}{{- message['content'] + eos_token -}}{%- endgeneration -%}
+{%- generation -%}{{- message['content'] or '' -}}
+{%- if message['tool_calls'] -%}{{- message['tool_calls'] | tojson -}}{%- endif -%}
+{{- eos_token -}}{%- endgeneration -%}
 {%- else -%}
 {{- message['content'] -}}
 {%- endif -%}
@@ -33,7 +38,9 @@ _CHATML = """\
 {%- for message in messages -%}
 {{- '<|im_start|>' + message['role'] + '\\n' -}}
 {%- if message['role'] == 'assistant' -%}
-{%- generation -%}{{- message['content'] + '<|im_end|>' -}}{%- endgeneration -%}
+{%- generation -%}{{- message['content'] or '' -}}
+{%- if message['tool_calls'] -%}{{- message['tool_calls'] | tojson -}}{%- endif -%}
+{{- '<|im_end|>' -}}{%- endgeneration -%}
 {%- else -%}
 {{- message['content'] + '<|im_end|>' -}}
 {%- endif -%}
@@ -45,32 +52,62 @@ _CHATML = """\
 _OWN = {"plain": _PLAIN, "chatml": _CHATML}
 
 
-def find_chat_template(tokenizer: str, wanted: str | None) -> ChatTemplate:
+def find_chat_template(
+    tokenizer: str,
+    wanted: str | None,
+    *,
+    variables: Mapping[str, object] | None = None,
+    date: str | None = None,
+) -> ChatTemplate:
     """The template that conversations are rendered by.
 
     Args:
         tokenizer: `byte`, `bpe` or the path of a `tokenizer.json`. Its template is looked for
-            beside it: in `chat_template.jinja`, then in `tokenizer_config.json`.
+            beside it as transformers does: in `chat_template.jinja`, then in
+            `tokenizer_config.json`.
         wanted: `plain`, `chatml` or a path, in place of the tokenizer's; None takes it, or
             `chatml` if the tokenizer has its marks as tokens, or `plain`.
+        variables: of the template, such as `enable_thinking`.
+        date: the day that it tells, such as `2025-12-31`; None is today.
 
     Raises:
         DataError: there is no such file, or it is no template.
     """
     folder = None if tokenizer in ("byte", "bpe") else Path(tokenizer).expanduser().parent
-    config = {} if folder is None else _beside(folder / _CONFIG_FILE)
-    name, source = _named(wanted) if wanted is not None else _of_tokenizer(folder, config)
-    special_tokens = {} if folder is None else _special_tokens(folder, config)
-    if not source:
-        name, source = _default(tokenizer)
-    if "eos_token" not in special_tokens:
-        special_tokens["eos_token"] = _end_of_text(tokenizer)
-    template = ChatTemplate(name=name, source=source, special_tokens=special_tokens)
+    name, source = chat_template_source(tokenizer, wanted)
+    special = {} if folder is None else special_tokens(folder)
+    added: tuple[str, ...] = ()
+    if folder is not None and (folder / Path(tokenizer).name).is_file():
+        loaded = load_tokenizer(Path(tokenizer).expanduser())
+        special.setdefault("eos_token", str(loaded.backend.id_to_token(loaded.end_of_text)))
+        added = tuple(each.content for each in loaded.backend.get_added_tokens_decoder().values())
+    special.setdefault("eos_token", END_OF_TEXT)
+    template = ChatTemplate(
+        name=name, source=source, special_tokens=special, variables=variables or {}, date=date,
+        added_tokens=added,
+    )  # fmt: skip
     try:
-        template.marks_answers  # noqa: B018  compiles it
+        template.compile()
     except TemplateFault as fault:
         raise DataError(f"the chat template {name} is no Jinja template: {fault}") from None
     return template
+
+
+def chat_template_source(tokenizer: str, wanted: str | None) -> tuple[str, str]:
+    """Name and source of a template, as `find_chat_template` finds it.
+
+    Args:
+        tokenizer: `byte`, `bpe` or the path of a `tokenizer.json`.
+        wanted: `plain`, `chatml` or a path; None takes the tokenizer's.
+
+    Raises:
+        DataError: there is no such file.
+    """
+    if wanted is not None:
+        return _named(wanted)
+    folder = None if tokenizer in ("byte", "bpe") else Path(tokenizer).expanduser().parent
+    name, source = _of_tokenizer(folder, {} if folder is None else tokenizer_config(folder))
+    return (name, source) if source else _default(tokenizer)
 
 
 def _named(wanted: str) -> tuple[str, str]:
@@ -90,12 +127,23 @@ def _of_tokenizer(folder: Path | None, config: Mapping[str, Any]) -> tuple[str, 
     if folder is None:
         return "", ""
     if (folder / CHAT_TEMPLATE_FILE).is_file():
-        return _named(str(folder / CHAT_TEMPLATE_FILE))
+        name, usual = _named(str(folder / CHAT_TEMPLATE_FILE))
+        path = folder / _TOOLS_TEMPLATE_FILE
+        return name, _for_tools(usual, _named(str(path))[1]) if path.is_file() else usual
     template = config.get("chat_template")
     if isinstance(template, list):  # several, by name
-        by_name = {each.get("name"): each for each in template if isinstance(each, dict)}
-        template = by_name.get("default", {}).get("template")
-    return f"of `{folder / _CONFIG_FILE}`", template if isinstance(template, str) else ""
+        named = {each.get("name"): str(each.get("template")) for each in template}
+        template = named.get("default")
+        if template is not None and "tool_use" in named:
+            template = _for_tools(template, named["tool_use"])
+    return f"of `{folder / TOKENIZER_CONFIG_FILE}`", template if isinstance(template, str) else ""
+
+
+def _for_tools(usual: str, with_tools: str) -> str:
+    """One template of two, of which a conversation with tools takes the second."""
+    # Jinja takes away the line's end behind a block, and the last one of a source.
+    parts = (text.removesuffix("\n") for text in (with_tools, usual))
+    return "{{% if tools is not none %}}\n{}{{%+ else %}}\n{}{{%+ endif %}}".format(*parts)
 
 
 def _default(tokenizer: str) -> tuple[str, str]:
@@ -104,31 +152,3 @@ def _default(tokenizer: str) -> tuple[str, str]:
         if all(backend.token_to_id(mark) is not None for mark in _CHATML_MARKS):
             return "`chatml`, since the tokenizer has its marks and no template", _CHATML
     return "`plain`, since the tokenizer has none", _PLAIN
-
-
-def _end_of_text(tokenizer: str) -> str:
-    if tokenizer in ("byte", "bpe"):
-        return END_OF_TEXT
-    loaded = load_tokenizer(Path(tokenizer).expanduser())
-    return str(loaded.backend.id_to_token(loaded.end_of_text))
-
-
-def _special_tokens(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """The special tokens of a tokenizer by the names that templates use."""
-    found: dict[str, str] = {}
-    for names in (_beside(folder / SPECIAL_TOKENS_FILE), config):
-        for kind in _SPECIAL_TOKENS:
-            value = names.get(f"{kind}_token")
-            text = value.get("content") if isinstance(value, dict) else value
-            if isinstance(text, str):
-                found[f"{kind}_token"] = text
-    return found
-
-
-def _beside(path: Path) -> dict[str, Any]:
-    """A JSON object beside a tokenizer; an empty one without the file (`Any`: of any kind).
-
-    Raises:
-        DataError: the file is no JSON object.
-    """
-    return read_json_object(path, DataError) if path.exists() else {}

@@ -1,4 +1,4 @@
-"""The process that renders a chat template: how it starts, what it may take, and how it ends."""
+"""The process that renders chat templates: how it starts, what it may take, and how it ends."""
 
 import json
 import os
@@ -8,13 +8,17 @@ import sys
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
+from windlass.errors import DataError
 from windlass.units import format_bytes, format_seconds
 
+_MOST_RENDERINGS = 6
+"""Of an answer that no mark tells."""
 _WORKER = Path(__file__).with_name("template_worker.py")
 
 
@@ -42,47 +46,58 @@ class TemplateLimits(NamedTuple):
 
 
 class TemplateProcess:
-    """A template in a process of its own, which the kernel keeps within its limits.
+    """Renders templates in a process of its own, which the kernel keeps within its limits.
+
+    The process starts with the first template, since it takes a second.
 
     Args:
-        source: the template.
         limits: what it may take.
-
-    Raises:
-        TemplateFault: it does not compile.
     """
 
-    def __init__(self, source: str, limits: TemplateLimits) -> None:
-        self._source, self._limits = source, limits
+    def __init__(self, limits: TemplateLimits) -> None:
+        self._limits = limits
         self._lock = threading.Lock()
-        self.marks_answers = self._start()
-        """Whether it has `generation` blocks."""
+        self._owner: int | None = None
 
-    def render(self, conversations: Sequence[Mapping[str, object]]) -> list[Mapping[str, Any]]:
+    def render(
+        self, source: str, conversations: Sequence[Mapping[str, object]], date: str | None = None
+    ) -> list[Mapping[str, Any]]:
         """What the worker's `_conversation` returns of each, or its `fault` (`Any`: JSON).
 
         Args:
+            source: the template, which is compiled even for no conversation.
             conversations: the arguments of `_conversation`.
+            date: the day that `strftime_now` tells, in the form of ISO 8601; None is today.
 
         Raises:
+            TemplateFault: the template does not compile.
             TemplateLimitFault: one of them takes too much time or memory.
+            DataError: the package transformers is missing.
         """
-        arguments = {"conversations": conversations}
-        renderings = 1 + sum(3 * len(cast("list[int]", each["turns"])) for each in conversations)
+        arguments = {"source": source, "conversations": conversations, "date": date}
+        turns = (len(cast("list[int]", each["turns"])) for each in conversations)
+        renderings = 1 + sum(2 + _MOST_RENDERINGS * count for count in turns)
         with self._lock:
-            try:
-                # A process that was forked from the one that started the worker starts its own.
-                if self._owner == os.getpid():
-                    return list(self._ask(arguments, renderings))
-            except _EndedItself:
-                pass
-            self._start()
-            return list(self._ask(arguments, renderings))
+            answer: Any = None
+            # A process that was forked from the one that started the worker starts its own.
+            if self._owner == os.getpid():
+                with suppress(_EndedItself):
+                    answer = self._ask(arguments, renderings)
+            if answer is None:
+                self._start()
+                answer = self._ask(arguments, renderings)
+        if isinstance(answer, list):
+            return answer
+        if "missing" in answer:
+            raise DataError(
+                "chat templates need the package `transformers`; install `windlass[hf]`"
+            )
+        raise TemplateFault(answer["fault"])
 
-    def _start(self) -> bool:
-        """Starts the process, which compiles the template; whether that marks answers."""
+    def _start(self) -> None:
+        """Starts the process."""
         limits = self._limits
-        self._owner: int | None = os.getpid()
+        self._owner = os.getpid()
         self._channel, theirs = Pipe()
         with theirs:
             self._process = subprocess.Popen(  # noqa: S603  our own words, no shell
@@ -94,10 +109,6 @@ class TemplateProcess:
                 stderr=subprocess.DEVNULL, process_group=0,  # Ctrl-C is for this process
             )  # fmt: skip
         self._end = weakref.finalize(self, _end, os.getpid(), self._process, self._channel)
-        answer = self._ask({"source": self._source}, 1)
-        if isinstance(answer, dict):
-            raise TemplateFault(answer["fault"])
-        return bool(answer)
 
     def _ask(self, arguments: Mapping[str, object], renderings: int) -> Any:  # noqa: ANN401  JSON
         """The answer to a message; without one, the process is ended."""

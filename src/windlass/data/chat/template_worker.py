@@ -1,4 +1,4 @@
-"""Renders a chat template in a process of its own, which has little time and memory.
+"""Renders chat templates by transformers, in a process that has little time and memory.
 
 A template comes with a model from anywhere. Jinja's sandbox keeps it from Python's internals and
 from changing what it is given, but lets it loop for ever and double a text until memory ends; here
@@ -6,6 +6,7 @@ the kernel ends it. This file is run by its path, so that it imports neither tor
 """
 
 import contextlib
+import datetime as dt
 import json
 import random
 import re
@@ -15,17 +16,18 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
-from jinja2 import Template, TemplateError, TemplateSyntaxError, nodes
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2 import TemplateError, TemplateSyntaxError, pass_eval_context
 
-_START, _END = "\ufdd0", "\ufdd1"
-"""Around what a `generation` block renders: two of the code points that Unicode keeps free for use
-within a program, and that no text may hold."""
+_START, _END, _INSTEAD = "\ufdd0", "\ufdd1", "\ufdd2\ufdd3"
+"""Around what a `generation` block renders, and in place of an answer: code points that Unicode
+keeps free for use within a program, and that no text may hold."""
 _MARK = re.compile(f"[{_START}{_END}]")
+_GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
+_THOUGHTS = ("reasoning_content", "reasoning", "thinking")
+"""Fields of a message, beside its content, whose text a template may render."""
 _MOST_FILES = 16
 _FAULT_CHARACTERS = 1000
 
@@ -33,8 +35,8 @@ _FAULT_CHARACTERS = 1000
 def serve(channel: Connection, *, cpu_seconds: float, idle_seconds: float) -> None:
     """Answers messages, which are JSON, until there is none for some time.
 
-    The first holds the arguments of `_Renderer.compile`, each later one those of
-    `_Renderer.render`; the answer is what these return, or null if there is too little memory.
+    A message holds the arguments of `_Renderer.render`; the answer is what it returns, or null if
+    there is too little memory.
 
     Args:
         channel: leads to the process that asks.
@@ -45,9 +47,8 @@ def serve(channel: Connection, *, cpu_seconds: float, idle_seconds: float) -> No
     with contextlib.suppress(EOFError, BrokenPipeError):
         while channel.poll(idle_seconds):
             arguments = json.loads(channel.recv_bytes())
-            call = renderer.compile if renderer.template is None else renderer.render
             try:
-                answer = json.dumps(_attempt(call, arguments))
+                answer = json.dumps(_attempt(renderer.render, arguments))
             except MemoryError:
                 answer = "null"
             signal.setitimer(signal.ITIMER_PROF, 0)
@@ -71,70 +72,267 @@ def _attempt(call: Callable[..., object], arguments: Mapping[str, Any]) -> objec
     return {"fault": fault[:_FAULT_CHARACTERS]}
 
 
-class _Renderer:
-    """Compiles and renders one template.
+class _AmbiguousAnswerError(Exception):
+    """Nothing proves which characters are an answer."""
 
-    White space, `break` and `continue`, `tojson` and `raise_exception` are as in transformers.
-    `strftime_now` is missing: the same data would be another text on another day.
-    """
+
+class _Renderer:
+    """Renders templates as `apply_chat_template` of transformers does."""
 
     def __init__(self, cpu_seconds: float) -> None:
-        self.template: Template | None = None
-        self._marks = False
         self._cpu_seconds = cpu_seconds
-        self._environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlocks, loopcontrols]
-        )
-        self._environment.filters["tojson"] = _to_json
-        self._environment.globals["raise_exception"] = _raise_exception
 
-    def compile(self, source: str) -> bool:
-        """Whether a template marks what is generated."""
+    def render(
+        self, source: str, conversations: Sequence[Mapping[str, Any]], date: str | None
+    ) -> list[object]:
+        """What `_conversation` returns of each, given its arguments, or `{"fault": ...}`.
+
+        Args:
+            source: the template, which is compiled even for no conversation.
+            conversations: the arguments of `_conversation`.
+            date: the day that `strftime_now` tells, in the form of ISO 8601; None is today.
+        """
+        from transformers.utils.chat_template_utils import _compile_jinja_template
+
         self._begin()
-        self.template = self._environment.from_string(source)
-        self._marks = any(
-            getattr(each, "found", False) for each in self._environment.extensions.values()
-        )
-        return self._marks
-
-    def render(self, conversations: Sequence[Mapping[str, Any]]) -> list[object]:
-        """What `_conversation` returns of each, given its arguments, or `{"fault": ...}`."""
+        self._source = source
+        self._environment = _compile_jinja_template(source).environment
+        day = dt.datetime.now() if date is None else dt.datetime.fromisoformat(date)  # noqa: DTZ005  as transformers
+        self._environment.globals["strftime_now"] = day.strftime
         return [_attempt(self._conversation, each) for each in conversations]
 
     def _conversation(
-        self, messages: list[object], turns: Sequence[int], **more: object
+        self,
+        messages: list[dict[str, Any]],
+        turns: Sequence[int],
+        added_tokens: Sequence[str] = (),
+        **more: object,
     ) -> dict[str, object]:
         """The text of a conversation, and start and end of each answer in it.
 
         Args:
             messages: the turns.
-            turns: those that are answers. Without marks they are told from what is rendered before
-                and after each; a turn that changes once others follow is returned as `changed`.
+            turns: those that are answers. Without `generation` blocks they are told by a difference
+                of renderings; an answer that these do not prove is returned as `ambiguous`.
+            added_tokens: texts of the tokens that no answer ends within.
             more: other variables of the template.
         """
-        text, answers = _without_marks(self._text(messages, **more))
-        if self._marks:
-            return {"text": text, "answers": answers}
+        self._more = more
+        messages, text = self._readable(messages)
+        if _GENERATION.search(self._source):
+            return {"text": text, "answers": self._marked(messages, text), "dropped": []}
+        answers, dropped = [], []
         for turn in turns:
-            with_answer, _ = _without_marks(self._text(messages[: turn + 1], **more))
-            asked = more | {"add_generation_prompt": True}
-            question, _ = _without_marks(self._text(messages[:turn], **asked))
-            if not with_answer.startswith(question):
-                question, _ = _without_marks(self._text(messages[:turn], **more))
-            if not (text.startswith(with_answer.rstrip()) and with_answer.startswith(question)):
-                return {"changed": turn}
-            # White space behind the mark of an answer's end belongs to the next turn.
-            answers.append((len(question), max(len(question), len(with_answer.rstrip()))))
-        return {"text": text, "answers": answers}
+            try:
+                start, end, is_whole = _Answer(
+                    self._text, messages, turn, text, added_tokens
+                ).find()
+            except _AmbiguousAnswerError:
+                return {"ambiguous": turn}
+            answers.append((start, end))
+            if not is_whole:
+                dropped.append(turn)
+        return {"text": text, "answers": answers, "dropped": dropped}
 
-    def _text(self, messages: list[object], **more: object) -> str:
+    def _readable(self, messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
+        """Messages that a template can read, and their text.
+
+        Content may be a list of parts of text, which a template for texts alone gets joined.
+        """
+        parts = [each["content"] for each in messages if isinstance(each.get("content"), list)]
+        if not parts:
+            return messages, self._text(messages)
+        with contextlib.suppress(TemplateError, TypeError, AttributeError, ValueError):
+            text = self._text(messages)
+            if not any(str(each) in text for each in parts):
+                return messages, text
+        joined = [
+            {**each, "content": "".join(part["text"] for part in each["content"])}
+            if isinstance(each.get("content"), list)
+            else each
+            for each in messages
+        ]
+        return joined, self._text(joined)
+
+    def _marked(self, messages: list[dict[str, Any]], text: str) -> list[tuple[int, int]]:
+        """Start and end of what each `generation` block renders.
+
+        Marks tell them, which `transformers` does not need: it counts what is rendered before, and
+        is wrong for a block in a macro.
+        """
+        (tracker,) = (
+            each for each in self._environment.extensions.values() if "generation" in each.tags
+        )
+        tracker._generation_support = pass_eval_context(  # noqa: SLF001
+            lambda _context, caller: f"{_START}{caller()}{_END}"
+        )
+        try:
+            marked = self._text(messages)
+        finally:
+            del tracker._generation_support  # noqa: SLF001
+        bare, answers = _without_marks(marked)
+        if bare != text:
+            raise TemplateError("it changes what its `generation` blocks have rendered")
+        return answers
+
+    def _text(self, messages: list[dict[str, Any]], **more: object) -> str:
+        from transformers.utils.chat_template_utils import render_jinja_template
+
         self._begin()
-        return "" if self.template is None else self.template.render(messages=messages, **more)
+        rendered, _ = render_jinja_template(
+            conversations=[messages], chat_template=self._source, **self._more | more
+        )
+        return str(rendered[0])
 
     def _begin(self) -> None:
         """Starts the clock, and lets `random` and `shuffle` draw the same for the same data."""
         random.seed(0)
         signal.setitimer(signal.ITIMER_PROF, self._cpu_seconds)
+
+
+class _Answer:
+    """One answer in a conversation whose template marks none.
+
+    It begins where the generation prompt of the turns before it ends, and ends with the mark that
+    the conversation up to it ends with. A template may render a turn in another way once others
+    follow; then the answer is found by what stands around another content in its place.
+
+    Args:
+        render: the text of messages.
+        messages: all of them.
+        turn: the answer's place in them.
+        text: that of all messages.
+        special: texts of the tokens that no answer ends within.
+    """
+
+    def __init__(
+        self,
+        render: Callable[..., str],
+        messages: list[dict[str, Any]],
+        turn: int,
+        text: str,
+        special: Sequence[str],
+    ) -> None:
+        self._render, self._messages, self._turn = render, messages, turn
+        self._text, self._special = text, special
+
+    def find(self) -> tuple[int, int, bool]:
+        """Start and end, and whether all of it is rendered though other turns follow.
+
+        Raises:
+            _AmbiguousAnswerError: nothing proves them.
+        """
+        before, upto = self._messages[: self._turn], self._messages[: self._turn + 1]
+        question = self._optional(before, add_generation_prompt=True)
+        alone = self._optional(upto)
+        whole = alone is not None and self._text.startswith(alone.rstrip())
+        if whole and alone is not None and question is not None and alone.startswith(question):
+            # White space behind the mark of an answer's end belongs to the next turn.
+            return len(question), max(len(question), len(alone.rstrip())), True
+        around = self._around(self._messages, self._text)
+        start = self._start(before, question, around)
+        if whole and alone is not None:
+            return start, max(start, len(alone.rstrip())), True
+        if around is None or alone is None:
+            raise _AmbiguousAnswerError
+        end = len(self._text) - len(around[1])
+        around_alone = self._around(upto, alone)
+        if around_alone is None or end < start:
+            raise _AmbiguousAnswerError
+        behind = self._common_end(around_alone[1], around[1])
+        end = len(self._text[: end + behind].rstrip()) if behind == 0 else end + behind
+        return start, max(start, end), self._is_whole(alone, start, end)
+
+    def _start(
+        self,
+        before: list[dict[str, Any]],
+        question: str | None,
+        around: tuple[str, str] | None,
+    ) -> int:
+        """Where the answer begins: behind all of the generation prompt that stands in the text."""
+        opening = around[0] if around and self._text.startswith(around[0]) else None
+        if question is None:
+            if before or opening is None:
+                raise _AmbiguousAnswerError
+            return len(opening)
+        if self._text.startswith(question):
+            return len(question)
+        plain = self._optional(before)
+        shared = _shared_length(question, self._text)
+        if (
+            plain is None
+            or not self._text.startswith(plain.rstrip())
+            or shared < len(plain.rstrip())
+        ):
+            raise _AmbiguousAnswerError
+        return shared if opening is None else min(shared, len(opening))
+
+    def _around(self, messages: list[dict[str, Any]], text: str) -> tuple[str, str] | None:
+        """What stands before and behind the answer's content; None if that is not certain."""
+        content = messages[self._turn].get("content")
+        if not content:
+            return None
+        instead: object = _INSTEAD
+        if isinstance(content, list):
+            instead = [{"type": "text", "text": _INSTEAD}]
+        other = list(messages)
+        other[self._turn] = {**messages[self._turn], "content": instead}
+        rendered = self._optional(other)
+        if rendered is None or rendered.count(_INSTEAD) != 1:
+            return None
+        opening, behind = rendered.split(_INSTEAD)
+        return (opening, behind) if text.endswith(behind) else None
+
+    def _common_end(self, alone: str, among: str) -> int:
+        """Characters behind the content that end the answer, alone and among other turns.
+
+        Raises:
+            _AmbiguousAnswerError: what both have in common ends within a word.
+        """
+        mark = alone.rstrip()
+        if among.startswith(mark):
+            return len(mark)
+        length = _shared_length(mark, among)
+        for text in (mark, among):
+            for token in self._special:
+                for found in re.finditer(re.escape(token), text):
+                    if found.start() < length < found.end():
+                        length = found.start()
+        end = among[:length]
+        if end and end == end.rstrip() and not end.endswith(tuple(self._special)):
+            raise _AmbiguousAnswerError
+        return len(end.rstrip())
+
+    def _is_whole(self, alone: str, start: int, end: int) -> bool:
+        """Whether the text has each line of the answer that the conversation up to it has."""
+        message = self._messages[self._turn]
+        content = message.get("content")
+        if isinstance(content, list):
+            content = "".join(part["text"] for part in content)
+        texts = [content, *(message.get(field) for field in _THOUGHTS)]
+        lines = {
+            line.strip() for text in texts if isinstance(text, str) for line in text.splitlines()
+        }
+        answer = self._text[start:end]
+        return all(line in answer for line in lines if line in alone[start:])
+
+    def _optional(self, messages: list[dict[str, Any]], **more: object) -> str | None:
+        """The text of messages; None if the template refuses them."""
+        try:
+            return self._render(messages, **more)
+        except (MemoryError, RecursionError):
+            raise
+        except Exception:  # noqa: BLE001  a template may refuse in any way
+            return None
+
+
+def _shared_length(first: str, second: str) -> int:
+    """Characters that two texts begin with alike."""
+    pairs = zip(first, second, strict=False)
+    return next(
+        (index for index, (one, other) in enumerate(pairs) if one != other),
+        min(len(first), len(second)),
+    )
 
 
 def _without_marks(text: str) -> tuple[str, list[tuple[int, int]]]:
@@ -144,50 +342,19 @@ def _without_marks(text: str) -> tuple[str, list[tuple[int, int]]]:
     starts = [match.start() - index for index, match in enumerate(found)]
     answers = [
         (start, end)
-        for (first, start), (_, end) in pairwise(zip(found, starts, strict=True))
-        if first.group() == _START and start < end
+        for (first, start), (second, end) in pairwise(zip(found, starts, strict=True))
+        if first.group() == _START and second.group() == _END
     ]
     return _MARK.sub("", text), answers
 
 
-def _to_json(
-    value: object,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """JSON without HTML's escapes, which Jinja's own filter puts in."""
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
-
-
-def _raise_exception(message: str) -> None:
-    raise TemplateError(message)
-
-
-class _GenerationBlocks(Extension):
-    """`{% generation %} ... {% endgeneration %}`, which transformers has around answers."""
-
-    tags = {"generation"}  # noqa: RUF012  Jinja's own form
-    found = False
-
-    def parse(self, parser: Parser) -> nodes.Node:
-        """The block as a call that puts marks around it."""
-        self.found = True
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.CallBlock(self.call_method("_marked"), [], [], body).set_lineno(line)
-
-    def _marked(self, caller: Any) -> str:  # noqa: ANN401  a macro of Jinja's
-        return f"{_START}{caller()}{_END}"
-
-
 def _limit_this_process(memory_bytes: int) -> None:
-    """Leaves this process little memory, no files to write, and no dump of its memory."""
+    """Leaves this process little more memory, no files to write, and no dump of its memory."""
+    pages = 0
+    with contextlib.suppress(OSError):  # Linux alone has the file
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
     limits = {
-        resource.RLIMIT_AS: memory_bytes,
+        resource.RLIMIT_AS: memory_bytes + pages * resource.getpagesize(),
         resource.RLIMIT_FSIZE: 0,
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_NOFILE: _MOST_FILES,
@@ -201,6 +368,13 @@ def _limit_this_process(memory_bytes: int) -> None:
 
 
 if __name__ == "__main__":
-    _limit_this_process(int(sys.argv[2]))
+    sys.modules["torch"] = None  # type: ignore[assignment]  # what transformers would import
     with Connection(int(sys.argv[1])) as _channel:
+        try:
+            import transformers.utils.chat_template_utils  # noqa: F401  before memory is limited
+        except ImportError as _error:
+            _channel.recv_bytes()
+            _channel.send_bytes(json.dumps({"missing": str(_error)}).encode())
+            sys.exit(0)
+        _limit_this_process(int(sys.argv[2]))
         serve(_channel, cpu_seconds=float(sys.argv[3]), idle_seconds=float(sys.argv[4]))

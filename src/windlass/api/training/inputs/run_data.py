@@ -57,10 +57,9 @@ def save_run_data(tokens: "TokenDataset | ExampleDataset", folder: Path) -> tupl
             tokens.save(folder / EXAMPLES_FILE)
         if tokens.tokenizer is None:
             return (EXAMPLES_FILE,)
-        tokens.tokenizer.save(folder / TOKENIZER_FILE)
-        return (EXAMPLES_FILE, TOKENIZER_FILE)
-    tokens.tokenizer.save(folder / TOKENIZER_FILE)
+        return (EXAMPLES_FILE, *tokens.tokenizer.save(folder / TOKENIZER_FILE))
+    files = tokens.tokenizer.save(folder / TOKENIZER_FILE)
     if tokens.conversations is None:
-        return (TOKENIZER_FILE,)
+        return files
     tokens.conversations.template.save(folder)
     return (TOKENIZER_FILE, CHAT_TEMPLATE_FILE, SPECIAL_TOKENS_FILE)
