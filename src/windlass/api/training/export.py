@@ -24,6 +24,7 @@ from windlass.models import (
     resnet_config,
 )
 from windlass.schema import (
+    CHAT_TEMPLATE_FILE,
     CHECKPOINT_FOLDER,
     EXAMPLES_FILE,
     MERGED_CHECKPOINT_FOLDER,
@@ -176,9 +177,12 @@ def _write(
         export_adapter(checkpoint, stack, adapter, target.path)
         return
     tokenizer = run / TOKENIZER_FILE if (run / TOKENIZER_FILE).is_file() else None
+    template = run / CHAT_TEMPLATE_FILE
     layout = export_layout(
         config, stack.tied_weights, tokenizer=tokenizer,
-        end_of_text=_end_of_text(identity.name, tokenizer), classes=_learned_classes(run, config),
+        special_tokens=_special_tokens(identity.name, tokenizer),
+        chat_template=template.read_bytes() if template.is_file() else None,
+        classes=_learned_classes(run, config),
     )  # fmt: skip
     if target.format == "hf":
         export_huggingface(checkpoint, stack, layout, target.path)
@@ -186,14 +190,16 @@ def _write(
         _write_gguf(target.path, checkpoint, stack, layout)
 
 
-def _end_of_text(model: str, tokenizer: Path | None) -> tuple[int, str] | None:
-    """Id and text of the token that ends what a model writes; None for one that writes none."""
+def _special_tokens(model: str, tokenizer: Path | None) -> dict[str, tuple[int, str]]:
+    """Id and text of the special tokens of a model that writes text; none for another one."""
     from windlass.data import load_tokenizer
 
     if tokenizer is None or not is_causal(model):
-        return None
+        return {}
     loaded = load_tokenizer(tokenizer)
-    return loaded.end_of_text, str(loaded.backend.id_to_token(loaded.end_of_text))
+    end = str(loaded.backend.id_to_token(loaded.end_of_text))
+    ids = loaded.backend.get_vocab()
+    return {name: (ids[text], text) for name, text in {"eos_token": end, **loaded.special}.items()}
 
 
 def _learned_classes(

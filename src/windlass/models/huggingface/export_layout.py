@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from windlass.errors import ModelError
-from windlass.models.huggingface.families import find_family
+from windlass.models.huggingface.families import Family, find_family
 from windlass.models.huggingface.image_fields import ModelConfig
 from windlass.models.huggingface.image_processor import PROCESSOR_FILE
 from windlass.models.huggingface.model_folder import (
@@ -27,12 +27,13 @@ from windlass.models.huggingface.weight_files import (
     list_tensors,
     read_tensor,
 )
-from windlass.models.huggingface.write_config import config_content
+from windlass.models.huggingface.write_config import config_content, is_read_as
 
+_TEMPLATE_FILE = "chat_template.jinja"
 _CARRIED_FILES = (
     CONFIG_FILE, TOKENIZER_FILE, "generation_config.json", "tokenizer_config.json",
     "special_tokens_map.json", "added_tokens.json", "tokenizer.model", "vocab.json", "vocab.txt",
-    "merges.txt", "chat_template.jinja", "chat_template.json", PROCESSOR_FILE,
+    "merges.txt", _TEMPLATE_FILE, "chat_template.json", PROCESSOR_FILE,
 )  # fmt: skip
 """Small files of a folder that belong to its model whatever its weights are."""
 
@@ -122,7 +123,8 @@ def export_layout(
     tied: Mapping[str, str],
     *,
     tokenizer: Path | None,
-    end_of_text: tuple[int, str] | None = None,
+    special_tokens: Mapping[str, tuple[int, str]] | None = None,
+    chat_template: bytes | None = None,
     classes: tuple[str, ...] | None = None,
 ) -> ExportLayout:
     """How a model is written: as its own folder has it, or as the type that has its shape.
@@ -131,8 +133,10 @@ def export_layout(
         config: the model's configuration.
         tied: full name of each tied parameter, and that of its owner.
         tokenizer: the `tokenizer.json` of a model that has no folder of its own; None writes none.
-        end_of_text: id and text of the token that ends what such a model writes, and stands before
-            what it begins without a prompt; None names none.
+        special_tokens: id and text of the special tokens of such a model, by names such as
+            `eos_token`.
+        chat_template: the template of the conversations that it learned; None keeps that which it
+            had.
         classes: names of the classes that it learned; None keeps those that it had.
 
     Raises:
@@ -140,12 +144,15 @@ def export_layout(
     """
     users = {owner: tuple(u for u, o in tied.items() if o == owner) for owner in tied.values()}
     folder = find_model_folder(config.name) if is_huggingface(config.name) else None
+    template = {} if chat_template is None else {_TEMPLATE_FILE: chat_template}
     if folder is None or folder.weights is None:
         family, content = config_content(config)
+        if folder is not None:
+            content = _with_own_keys(folder.read_config(), family, content, config)
         names = TensorNames(family=family, config=config)
         content = _with_classes(content, classes)
-        files = _new_files(content, tokenizer, end_of_text)
-        return ExportLayout(names=names, files=files, users=users)
+        files = _new_files(content, tokenizer, special_tokens or {})
+        return ExportLayout(names=names, files=files | template, users=users)
     family = find_family(folder.read_config().get("model_type"))
     base = {
         name: tensor
@@ -162,10 +169,27 @@ def export_layout(
         files[CONFIG_FILE] = _config_file(content)
     return ExportLayout(
         names=names_in_folder(family, config, base),
-        files=files,
+        files=files | template,
         users=users,
         base=base,
     )
+
+
+def _with_own_keys(
+    own: Mapping[str, Any], family: Family, content: Mapping[str, Any], config: ModelConfig
+) -> dict[str, Any]:
+    """The content of a `config.json` with all that the file said which the model came from.
+
+    Args:
+        own: that file's content.
+        family: the type that the model is written as.
+        content: what says its shape.
+        config: its configuration, which may be of another shape than the file's.
+    """
+    whole = {**content, **own, "dtype": content["dtype"]}
+    whole.pop("torch_dtype", None)
+    same = own.get("model_type") == family.model_type
+    return whole if same and is_read_as(family, whole, config) else {**own, **content}
 
 
 def _with_classes(
@@ -186,14 +210,17 @@ def _config_file(content: Mapping[str, Any]) -> bytes:
 
 
 def _new_files(
-    content: Mapping[str, Any], tokenizer: Path | None, end_of_text: tuple[int, str] | None
+    content: Mapping[str, Any],
+    tokenizer: Path | None,
+    special_tokens: Mapping[str, tuple[int, str]],
 ) -> dict[str, bytes]:
     """The small files of a model that came from no folder."""
     settings = {"tokenizer_class": "PreTrainedTokenizerFast"}
-    if end_of_text is not None:
-        number, settings["eos_token"] = end_of_text
-        content = {**content, "bos_token_id": number, "eos_token_id": number}
-    files = {CONFIG_FILE: _config_file(content)}
+    settings |= {name: text for name, (_, text) in special_tokens.items()}
+    ids = {f"{name}_id": number for name, (number, _) in special_tokens.items()}
+    if "eos_token_id" in ids:  # what such a model begins with where there is no prompt
+        ids.setdefault("bos_token_id", ids["eos_token_id"])
+    files = {CONFIG_FILE: _config_file({**content, **ids})}
     if tokenizer is not None:
         files[TOKENIZER_FILE] = tokenizer.read_bytes()
         files["tokenizer_config.json"] = json.dumps(settings, indent=2).encode() + b"\n"

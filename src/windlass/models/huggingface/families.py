@@ -103,6 +103,8 @@ class Family:
     fields: Mapping[str, FieldRule]
     only: Mapping[str, tuple[Any, ...]]
     """Values of keys for which our layers compute the same; a key that is missing is fine."""
+    harmless: Mapping[str, tuple[Any, ...]]
+    """Values of keys, or of each of a list, that change nothing; such a key is never written."""
     unread_keys: frozenset[str]
     """Keys that do not change what a trained model computes."""
     null_keys: tuple[str, ...]
@@ -239,6 +241,7 @@ def _family(model_type: str) -> Family:
             if name not in table["fixed"]
         },
         only={key: tuple(values) for key, values in table.get("only", {}).items()},
+        harmless={key: tuple(values) for key, values in table.get("harmless", {}).items()},
         unread_keys=frozenset(table["unread_keys"]) | _common_keys(),
         null_keys=tuple(table.get("null_keys", ())),
         unread_tensors=tuple(table["unread_tensors"]),

@@ -37,6 +37,7 @@ SCALING_NUMBERS: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 """What each type of scaled positions reads."""
 _SCALING = "rope_scaling."
+_QUANTIZATION = "quantization_config"
 _EXPERTS = "experts."
 _FIELD_TYPES = (
     {field.name: field.type for field in (*fields(ResNetConfig), *fields(TransformerConfig))}
@@ -183,7 +184,7 @@ def _read_fields(family: Family, values: Mapping[str, Any]) -> tuple[dict[str, A
 def _head_fields(family: Family, values: Mapping[str, Any]) -> dict[str, Any]:
     """The fields that the class of a model sets; of classes, how many the file names."""
     return {
-        field: count_names(values, value["names"]) or value["usual"]
+        field: count_names(values, value["names"]) or values.get("num_labels") or value["usual"]
         if isinstance(value, dict)
         else value
         for field, value in family.head_fields(values.get("architectures")).items()
@@ -256,6 +257,12 @@ def _our_value(name: str, known: Mapping[str, Any], value: object) -> Any:  # no
 
 
 def _refused_values(family: Family, values: Mapping[str, Any]) -> Iterator[str]:
+    if any(key.startswith(f"{_QUANTIZATION}.") for key in values):
+        method = values.get(f"{_QUANTIZATION}.quant_method", "some way")
+        yield (
+            f"`{_QUANTIZATION}`: its weights are quantized by {shorten(json.dumps(method))}; take "
+            "the model that they were quantized from"
+        )
     for key, allowed in family.only.items():
         value = values.get(key)
         if value is None or value in allowed:
@@ -265,20 +272,34 @@ def _refused_values(family: Family, values: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _unknown_keys(family: Family, values: Mapping[str, Any]) -> Iterator[str]:
-    """Keys that may change what the model computes, and that no table knows."""
+    """Keys that may change what the model computes, and that no table knows.
+
+    transformers computes without a key that it does not know, and a text changes no sum; a number
+    or a switch may be of code that came with the model.
+    """
     known = family.unread_keys | family.only.keys()
     known = known.union(*(rule.keys for rule in family.fields.values()))
     refused = {key.partition(".")[0] for key in family.only if values.get(key) is not None
                and values[key] not in family.only[key]}  # fmt: skip
     for key, value in values.items():
         parts = key.split(".")
+        if parts[0] == _QUANTIZATION:
+            continue  # said already
         heads = {".".join(parts[:count]) for count in range(1, len(parts) + 1)}
-        if heads & (known | refused) or value in (None, False, "", [], {}):
+        if heads & (known | refused) or _is_harmless(family, key, value):
             continue
         yield (
             f"`{key}` = {json.dumps(value)} is not known for `{family.model_type}`; if it does not "
             "change what the model computes, remove it from a copy of the file"
         )
+
+
+def _is_harmless(family: Family, key: str, value: object) -> bool:
+    """Whether a key that no table reads changes nothing."""
+    parts = value if isinstance(value, list) else [value]
+    if key in family.harmless:
+        return all(part in family.harmless[key] for part in parts)
+    return value in (None, False, {}) or all(isinstance(part, str) for part in parts)
 
 
 def _flatten(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

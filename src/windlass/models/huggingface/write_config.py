@@ -29,7 +29,7 @@ def config_content(config: ModelConfig) -> tuple[Family, dict[str, Any]]:
     # A type that is like another one has fewer shapes, so the other one comes first.
     for family in sorted(map(find_family, model_types()), key=lambda family: family.is_like or ""):
         content = _content(family, config)
-        if content is not None and _is_read_as(family, content, config):
+        if content is not None and is_read_as(family, content, config):
             return family, content
     raise ModelError(
         f"`{config.name}` has a shape that no `model_type` of Hugging Face known here has; export "
@@ -106,12 +106,16 @@ def _key_of(values: Mapping[str, Any], value: Any) -> Any:  # noqa: ANN401  any 
 
 
 def _written_keys(name: str, rule: FieldRule, scaling: RopeScaling | None) -> tuple[str, ...]:
-    """The keys of a field; of scaled positions only what their type knows, by its newest name."""
+    """The keys of a field; of scaled positions only what their type knows.
+
+    transformers 4 and what converts weights read `rope_scaling`, transformers 5 `rope_parameters`.
+    """
     owner, _, number = name.rpartition(".")
     if owner != "rope_scaling":
         return rule.keys
-    known = ("type", *(SCALING_NUMBERS[scaling.type] if scaling else ()))
-    return (rule.key,) if number in known else ()
+    if scaling is None:
+        return (rule.key,) if number == "type" else ()
+    return rule.keys[:2] if number in ("type", *SCALING_NUMBERS[scaling.type]) else ()
 
 
 def _put(content: dict[str, Any], key: str, value: Any) -> None:  # noqa: ANN401  any JSON
@@ -122,7 +126,7 @@ def _put(content: dict[str, Any], key: str, value: Any) -> None:  # noqa: ANN401
     content[leaf] = value
 
 
-def _is_read_as(family: Family, content: Mapping[str, Any], config: ModelConfig) -> bool:
+def is_read_as(family: Family, content: Mapping[str, Any], config: ModelConfig) -> bool:
     """Whether a `config.json` is read as a configuration."""
     again, errors = config_from_values(family, content, config.name, config.source)
     if again is None or errors:
