@@ -29,6 +29,7 @@ from windlass.models import (
     TransformerConfig,
     apply_model_arguments,
     find_model_folder,
+    has_config,
     is_huggingface,
     is_residual,
     model_config,
@@ -123,6 +124,8 @@ def _catalogue_config(model: ModelIdentity, objects: PlannedObjects) -> Transfor
     if not objects.is_rebuildable or model.sharding_rules or is_users_own(model.name):
         return None
     if model.lora is not None or model.frozen is not None or is_residual(model.name):
+        return None
+    if not has_config(model.name) and is_huggingface(model.name):
         return None
     if model.sparsity and (model.sparsity.modules or model.sparsity.mask):
         return None

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -23,6 +24,7 @@ from windlass.models.experts.arguments import refuse_sparse_experts
 from windlass.models.fine_tuning.adapter_names import is_adapter
 from windlass.models.fine_tuning.frozen import freeze_weights
 from windlass.models.fine_tuning.lora import add_adapters
+from windlass.models.huggingface.families import runs_by_transformers
 from windlass.models.huggingface.model_folder import find_model_folder, is_huggingface
 from windlass.models.huggingface.new_head import classes_of
 from windlass.models.huggingface.pretrained_weights import open_pretrained
@@ -38,6 +40,14 @@ from windlass.models.layer_stack import (
 from windlass.models.sparsity.sparse_layers import make_sparse
 from windlass.models.tracing.block_list import find_blocks
 from windlass.models.transformer import build_transformer
+from windlass.models.transformers_models.build_model import (
+    build_pretrained,
+    call_of_module,
+    draw_weights,
+    max_sequence,
+    model_call,
+)
+from windlass.models.transformers_models.stored_weights import open_stored
 from windlass.models.user_model import build_user_model, call_model_function
 from windlass.schema import LoraRequest, SparsityRequest, is_users_own
 
@@ -86,9 +96,7 @@ def build_layer_stack(
         shape, predicts, dials = _split_examples(arguments)
         user_module = build_user_model(name, dials, device=device, seed=seed)
         _make_trainable(user_module, name, sparsity, lora, frozen, seed=seed)
-        stack = layer_stack_from_module(
-            user_module, name, input_shape=shape, predicts=predicts, sharding_rules=sharding_rules
-        )
+        stack = _stack_of_module(user_module, name, shape, predicts, sharding_rules)
         return _with_base(_with_mask_file(stack, sparsity), lora, device=device)
     if is_residual(name):
         others = (lora, sparsity, sharding_rules)
@@ -101,6 +109,12 @@ def build_layer_stack(
             others=others,
             weightless=weightless,
         )
+    if runs_by_transformers(name):
+        stack = _transformers_stack(
+            name, arguments, seed=seed, sharding_rules=sharding_rules,
+            others=(sparsity, lora, frozen), weightless=weightless,
+        )  # fmt: skip
+        return stack if device == "meta" else _with_weights(stack, seed=seed, device=device)
     config = apply_model_arguments(model_config(name), arguments)
     refuse_sparse_experts(config, sparse=sparsity is not None)
     is_pretrained = is_huggingface(name) and find_model_folder(name).weights is not None
@@ -165,10 +179,82 @@ def layer_stack_of(
         keys = ", ".join(f"`model.{key}`" for key in arguments)
         raise ModelError(f"`{name}` is a module that is built already, which takes no {keys}")
     _make_trainable(model, name, sparsity, lora, frozen, seed=seed)
-    stack = layer_stack_from_module(
-        model, name, input_shape=shape, predicts=predicts, sharding_rules=sharding_rules
-    )
+    stack = _stack_of_module(model, name, shape, predicts, sharding_rules)
     return _with_base(_with_mask_file(stack, sparsity), lora, device=device)
+
+
+def _stack_of_module(
+    module: nn.Module,
+    name: str,
+    shape: tuple[int, ...] | None,
+    predicts: str | None,
+    sharding_rules: Mapping[str, str] | None,
+) -> LayerStack:
+    """The layer stack of a user's module; one of transformers says how it is called.
+
+    Raises:
+        ModelError: it cannot be read as a sequence of layers.
+    """
+    call = call_of_module(module, name)
+    return layer_stack_from_module(
+        module,
+        name,
+        max_sequence=None if call is None else max_sequence(module),
+        input_shape=shape if call is None else call.examples,
+        predicts=predicts,
+        sharding_rules=sharding_rules,
+        call=call,
+    )
+
+
+def _transformers_stack(
+    name: str,
+    arguments: Mapping[str, ModelArgument],
+    *,
+    seed: int,
+    sharding_rules: Mapping[str, str] | None,
+    others: tuple[SparsityRequest | None, LoraRequest | None, tuple[str, ...] | None],
+    weightless: bool,
+) -> LayerStack:
+    """The layer stack of a Hugging Face model that runs by the code of transformers.
+
+    Args:
+        name: its name.
+        arguments: changes to its configuration, of which it takes none.
+        seed: random seed of all weights.
+        sharding_rules: tensor-parallel rules by pattern of module names.
+        others: sparsity, adapters, and patterns of the names of frozen weights.
+        weightless: whether the files with its weights are left alone.
+
+    Raises:
+        ModelError: transformers is not installed, or cannot build it; it cannot be cut.
+        InputErrors: every tensor of its folder that does not fit.
+    """
+    if arguments:
+        keys = " and ".join(f"`model.{key}`" for key in arguments)
+        raise ModelError(
+            f"`{name}` runs by the code of transformers, in the shape of its `config.json`, which "
+            f"{keys} would change; change a copy of that file"
+        )
+    model = build_pretrained(name)
+    _make_trainable(model, name, *others, seed=seed)
+    call = model_call(model, len(find_blocks(model, name)))
+    stack = layer_stack_from_module(
+        model, name, max_sequence=max_sequence(model), input_shape=call.examples,
+        sharding_rules=sharding_rules, call=call,
+    )  # fmt: skip
+    stack = replace(_with_mask_file(stack, others[0]), draw=partial(draw_weights, model))
+    folder = find_model_folder(name).weights
+    if folder is None or weightless:
+        return stack
+    names = {
+        f"{layer_name}.{path}": stack.name_in_module(f"{layer_name}.{path}")
+        for layer_name, layer in zip(stack.names, stack.layers, strict=True)
+        for named in (layer.named_parameters, layer.named_buffers)
+        for path, _ in named(remove_duplicate=False)
+        if not is_adapter(path)
+    }
+    return replace(stack, weights=open_stored(model, folder, names, stack.tied_weights))
 
 
 def _residual_stack(
@@ -267,6 +353,8 @@ def pretrained_classes(name: str) -> int | None:
         ModelError: there is no such folder.
     """
     if not is_huggingface(name) or find_model_folder(name).weights is None:
+        return None
+    if runs_by_transformers(name):
         return None
     config = resnet_config(name) or model_config(name)
     of_texts = config.text_classes if isinstance(config, TransformerConfig) else None

@@ -15,6 +15,7 @@ from windlass.models.experts.arguments import (
     apply_expert_arguments,
     unused_argument,
 )
+from windlass.models.huggingface.families import runs_by_transformers, writes_text
 from windlass.models.huggingface.model_folder import is_huggingface
 from windlass.models.huggingface.read_config import (
     huggingface_config,
@@ -224,6 +225,8 @@ def is_causal(name: str) -> bool:
     """Whether a model predicts the next token; true for all but encoders with a configuration."""
     if is_residual(name):
         return False
+    if runs_by_transformers(name):
+        return writes_text(name)
     return not has_config(name) or model_config(name).causal
 
 
@@ -261,7 +264,9 @@ def takes_images(name: str) -> bool:
 
 def has_config(name: str) -> bool:
     """Whether a model is a transformer of the catalog or of a Hugging Face folder."""
-    return (is_huggingface(name) or name in model_names()) and not is_residual(name)
+    if is_huggingface(name):
+        return not runs_by_transformers(name) and not is_residual(name)
+    return name in model_names() and not is_residual(name)
 
 
 def published_parameter_count(name: str) -> float | None:

@@ -3,7 +3,8 @@
 import contextlib
 import copy
 import hashlib
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +13,12 @@ from windlass.errors import ModelError
 
 
 def init_from_seed(
-    module: nn.Module, name: str, seed: int, *, empty: Collection[str] = ()
+    module: nn.Module,
+    name: str,
+    seed: int,
+    *,
+    empty: Collection[str] = (),
+    draw: Callable[[nn.Module], None] | None = None,
 ) -> nn.Module:
     """A copy of `module` on the CPU whose weights depend only on (seed, name).
 
@@ -24,6 +30,7 @@ def init_from_seed(
         name: its full name in the model.
         seed: random seed of all weights of the model.
         empty: names of parameters that become empty tensors, because they are another layer's.
+        draw: draws the weights of one submodule; None calls its `reset_parameters`.
 
     Raises:
         ModelError: a submodule owns tensors and has no `reset_parameters`.
@@ -49,6 +56,8 @@ def init_from_seed(
             key, method = f"{full_name}.lora", "reset_adapter"
         submodule.to_empty(device="cpu", recurse=False)
         reset = getattr(submodule, method, None)
+        if draw is not None and method == "reset_parameters":
+            reset = partial(draw, submodule)
         if reset is None:
             raise ModelError(
                 f"`{full_name}`, a `{type(submodule).__name__}`, has no `reset_parameters`, so its "

@@ -1,6 +1,6 @@
 """A model as a stack of layers, the units that pipeline stages and phases are made of."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -31,7 +31,10 @@ from windlass.models.tensor_parallel.sharding_rules import (
     parse_sharding_rule,
     resolve_sharding,
 )
+from windlass.models.tracing.block_list import find_blocks
+from windlass.models.tracing.cut_by_running import EndLayer, cut_by_running
 from windlass.models.tracing.cut_module import cut_module
+from windlass.models.tracing.module_run import ModelCall
 from windlass.schema import ExampleShape
 
 _TRIED_TOKENS = 8
@@ -88,6 +91,8 @@ class LayerStack:
     """File with the masks of sparse layers; None draws them with the weights."""
     weights: WeightSource | None = None
     """Where trained weights are read from; None draws them from the seed."""
+    draw: Callable[[nn.Module], None] | None = None
+    """Draws the weights of one module; None calls its `reset_parameters`."""
     graph_layers: frozenset[str] = frozenset()
     """Names of layers cut out of a module that has none of such a name."""
 
@@ -121,6 +126,7 @@ def layer_stack_from_module(
     input_shape: tuple[int, ...] | None = None,
     predicts: str | None = None,
     sharding_rules: Mapping[str, str] | None = None,
+    call: ModelCall | None = None,
 ) -> LayerStack:
     """Reads a module as a stack of layers.
 
@@ -136,13 +142,19 @@ def layer_stack_from_module(
         input_shape: shape of one input of a model that takes no tokens; None takes tokens.
         predicts: what it predicts of such an input: `class`, `numbers`, or None for a class.
         sharding_rules: rules by pattern of full names, in the syntax of `parse_sharding_rule`.
+        call: how a module is called whose code cannot be traced; None traces it.
 
     Raises:
         ModelError: the module cannot be read as a sequence of layers, or a rule cannot be parsed
             or matches nothing in it.
     """
     is_chain = isinstance(module, (nn.Sequential, nn.ModuleList))
-    named = list(named_layers(module) if is_chain else cut_module(module, name))
+    if is_chain:
+        named = list(named_layers(module))
+    elif call is None:
+        named = list(cut_module(module, name))
+    else:
+        named = list(cut_by_running(module, name, find_blocks(module, name), call))
     if len(named) < 2:
         raise ModelError(
             f"model `{name}` has {len(named)} layers, needs at least 2; {LAYER_STACK_HINT}"
@@ -173,7 +185,9 @@ def layer_stack_from_module(
         examples=examples,
         sharding_rules=_parse_rules(name, named, kinds, sharding_rules or {}),
         graph_layers=frozenset(
-            layer_name for layer_name, layer in named if isinstance(layer, fx.GraphModule)
+            layer_name
+            for layer_name, layer in named
+            if isinstance(layer, (fx.GraphModule, EndLayer))
         )
         if not is_chain
         else frozenset(),
@@ -283,13 +297,13 @@ def _real_layer(
         empty: names of parameters that become empty tensors.
     """
     if stack.weights is None:
-        return init_from_seed(layer, name, seed, empty=empty)
+        return init_from_seed(layer, name, seed, empty=empty, draw=stack.draw)
     parameters = {
         path: parameter
         for path, parameter in layer.named_parameters(remove_duplicate=False)
         if f"{name}.{path}" in stack.weights.parameters
     }
-    real = init_from_seed(layer, name, seed, empty={*parameters, *empty})
+    real = init_from_seed(layer, name, seed, empty={*parameters, *empty}, draw=stack.draw)
     for path, parameter in parameters.items():
         if path not in empty:
             values = stack.weights.read(f"{name}.{path}").to(parameter.dtype)

@@ -10,6 +10,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
 
 from windlass.models import (
@@ -25,6 +26,7 @@ from windlass.models import (
     divide_sequence,
     document_buffers,
     exchanges_rows,
+    fake_state,
     fuse_loss,
     is_embedding_only,
     layer_loss,
@@ -267,9 +269,18 @@ class LayerTemplate:
         )
 
     def meta_output(self, x: Tensor) -> Tensor:
-        """The output of the layer module on the meta device, for a tensor on it."""
-        weights = [self._module.get_parameter(name) for name in self.parameters]
-        return self.raw_output(weights, [self._module.get_buffer(name) for name in self.buffers], x)
+        """The output of the layer module on the meta device, for a tensor on it.
+
+        It runs on fake tensors of the CPU, because code may ask for numbers of positions.
+        """
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            state = fake_state(self._module)
+            y = self.raw_output(
+                [state[name] for name in self.parameters],
+                [state[name] for name in self.buffers],
+                torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="cpu"),
+            )
+        return torch.empty_strided(y.shape, y.stride(), dtype=y.dtype, device="meta")
 
     def _run_selectively(self, *arguments: object) -> Tensor:
         return checkpoint_selectively(

@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from enum import Enum
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -29,7 +30,8 @@ def find_layer_kinds(layers: Sequence[nn.Module]) -> tuple[str, ...]:
         at_end = index in (0, len(layers) - 1)
         name = None
         if not at_end:
-            name = next((kind for kind, twin in representatives if _same(layer, twin)), None)
+            twins = (kind for kind, twin in representatives if same_modules(layer, twin))
+            name = next(twins, None)
         if name is None:
             name = _unused(_snake_case(type(layer).__name__), names)
             if not at_end:
@@ -87,7 +89,7 @@ def _buffers_of(layer: nn.Module, kind: type[nn.Module]) -> frozenset[str]:
     )
 
 
-def _same(one: nn.Module, other: nn.Module) -> bool:
+def same_modules(one: nn.Module, other: nn.Module) -> bool:
     """Whether two modules are equal except for the values of parameters and buffers."""
     if type(one) is not type(other) or _has_hooks(one) or _has_hooks(other):
         return one is other
@@ -107,7 +109,7 @@ def _all_same(one: Mapping[str, T], other: Mapping[str, T], same: Callable[[T, T
 def _same_child(one: nn.Module | None, other: nn.Module | None) -> bool:
     if one is None or other is None:
         return one is other
-    return _same(one, other)
+    return same_modules(one, other)
 
 
 def _same_metadata(one: Tensor | None, other: Tensor | None) -> bool:
@@ -141,6 +143,10 @@ def _same_value(one: object, other: object) -> bool:
         return len(one) == len(other) and all(map(_same_value, one, other))
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(_same_value(one[k], other[k]) for k in one)
+    if isinstance(one, partial) and isinstance(other, partial):
+        return one.func is other.func and _same_value(
+            (one.args, one.keywords), (other.args, other.keywords)
+        )
     if is_dataclass(one) and not isinstance(one, type):
         return all(_same_value(getattr(one, f.name), getattr(other, f.name)) for f in fields(one))
     return False

@@ -1,0 +1,223 @@
+"""A folder of Hugging Face as a model of transformers, without memory for its weights."""
+
+import contextlib
+import importlib.util
+import logging
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from windlass.errors import ModelError, shorten
+from windlass.models.huggingface.model_folder import ModelFolder, find_model_folder
+from windlass.models.tracing.block_list import find_blocks
+from windlass.models.tracing.module_run import ModelCall
+from windlass.models.transformers_models.experts import NAME as EXPERTS, register_experts
+
+_HEADS = (
+    "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
+    "MODEL_FOR_MASKED_LM_MAPPING_NAMES",
+    "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES",
+    "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES",
+)
+"""Tables of transformers that name the classes which can be trained here."""
+_IMAGES = "pixel_values"
+
+
+def build_pretrained(name: str) -> Any:  # noqa: ANN401  a model of transformers
+    """The model of a folder on the meta device, in float32; buffers outside of weights are real.
+
+    No code of the folder runs, and no weight is read. Dropout is zero, as it is a setting of
+    training.
+
+    Args:
+        name: `hf:DIR`, or `hf:DIR/config.json`.
+
+    Raises:
+        ModelError: transformers is not installed, does not know the model, or cannot build it.
+    """
+    folder = find_model_folder(name)
+    content = folder.read_config()
+    require_transformers(f"`{name}` is a `{shorten(str(content.get('model_type')))}`, which")
+    with _quiet():
+        config = _configuration(folder, content)
+        model_class = _model_class(folder, content)
+        try:
+            with torch.device("meta"):
+                model = model_class(config)
+        except Exception as error:
+            raise ModelError(
+                f"{folder.config}: transformers cannot build this `{content['model_type']}`: "
+                f"{' '.join(str(error).split())[:300]}"
+            ) from error
+        prepare(model)
+    model.tie_weights()
+    return model.train()
+
+
+def prepare(model: Any) -> None:  # noqa: ANN401
+    """Lets a model of transformers run without a cache, and without sizes that depend on data."""
+    model.config.use_cache = False
+    register_experts()
+    if any(hasattr(module, "has_gate") for module in model.modules()):
+        model.set_experts_implementation(EXPERTS)
+    fill_buffers(model)
+
+
+def require_transformers(what: str) -> None:
+    """Refuses to go on without transformers.
+
+    Raises:
+        ModelError: it is not installed.
+    """
+    if importlib.util.find_spec("transformers") is None:
+        raise ModelError(
+            f"{what} runs by the code of transformers, which is not installed; "
+            "`pip install 'windlass[hf]'`"
+        )
+
+
+def call_of_module(module: nn.Module, name: str) -> ModelCall | None:
+    """How a user's module is called, if it is one of transformers; it is prepared for that.
+
+    Args:
+        module: any module.
+        name: its name in messages.
+
+    Raises:
+        ModelError: it has no list of blocks.
+    """
+    # A module of transformers cannot exist where that is not loaded.
+    transformers = sys.modules.get("transformers")
+    if transformers is None or not isinstance(module, transformers.PreTrainedModel):
+        return None
+    prepare(module)
+    return model_call(module, len(find_blocks(module, name)))
+
+
+def model_call(model: Any, blocks: int) -> ModelCall:  # noqa: ANN401
+    """How a model of transformers is called.
+
+    Args:
+        model: the model.
+        blocks: how many blocks it has.
+    """
+    config = model.config
+    examples = None
+    if model.main_input_name == _IMAGES:
+        size = config.image_size
+        sides = tuple(size) if isinstance(size, list | tuple) else (size, size)
+        examples = (config.num_channels, *sides)
+    per_layer = {
+        key: tuple(value)
+        for key, value in vars(config).items()
+        if (isinstance(value, list | tuple) or ("pattern" in key and isinstance(value, str)))
+        and len(value) == blocks
+    }
+    return ModelCall(input_name=model.main_input_name, examples=examples, per_layer=per_layer)
+
+
+def max_sequence(model: Any) -> int | None:  # noqa: ANN401
+    """The longest sequence that a model's configuration names; None if it names none."""
+    longest = getattr(model.config, "max_position_embeddings", None)
+    if not isinstance(longest, int) or longest <= 0:
+        return None
+    for path, module in model.named_modules():
+        # Positions of RoBERTa and its kin are counted from the row after that of padding.
+        if path.endswith("position_embeddings") and isinstance(module, nn.Embedding):
+            return longest - (0 if module.padding_idx is None else module.padding_idx + 1)
+    return longest
+
+
+def draw_weights(model: Any, module: nn.Module) -> None:  # noqa: ANN401
+    """Draws the weights of one module, and computes its buffers, as its model does."""
+    with torch.no_grad():
+        model._init_weights(module)  # noqa: SLF001  what models of transformers define for it
+        adapter = getattr(module, "reset_adapter", None)
+        if adapter is not None:
+            adapter()
+
+
+def fill_buffers(model: Any) -> None:  # noqa: ANN401
+    """Gives modules without weights their buffers, if they have no numbers yet."""
+    for module in model.modules():
+        buffers = list(module.buffers(recurse=False))
+        if not any(True for _ in module.parameters()) and any(each.is_meta for each in buffers):
+            module.to_empty(device="cpu", recurse=False)
+            draw_weights(model, module)
+
+
+def _configuration(folder: ModelFolder, content: Mapping[str, Any]) -> Any:  # noqa: ANN401
+    from transformers import CONFIG_MAPPING
+
+    model_type = content.get("model_type")
+    if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:
+        raise ModelError(
+            f"{folder.config}: `model_type` = {shorten(str(model_type))!r} is none that the "
+            "installed transformers knows, and code in a folder is never run; a module of your "
+            "own is named `file.py:function`"
+        )
+    try:
+        config = CONFIG_MAPPING[model_type].from_json_file(str(folder.config))
+    except Exception as error:
+        raise ModelError(
+            f"{folder.config}: transformers cannot read it: {' '.join(str(error).split())[:300]}"
+        ) from error
+    _refuse(folder, config)
+    for key, value in vars(config).items():
+        if ("dropout" in key or key.endswith(("pdrop", "drop_path_rate", "layerdrop"))) and value:
+            setattr(config, key, type(value)(0))
+    config.dtype = torch.float32
+    return config
+
+
+def _refuse(folder: ModelFolder, config: Any) -> None:  # noqa: ANN401
+    """Refuses settings by which a model is trained otherwise than by its layers alone."""
+    if getattr(config, "output_router_logits", False):
+        raise ModelError(
+            f"{folder.config}: `output_router_logits` adds a loss made of all blocks' routers, "
+            "which layers after each other do not pass on; set it to false in a copy of the file"
+        )
+    if getattr(config, "quantization_config", None):
+        raise ModelError(
+            f"{folder.config}: `quantization_config` says that its weights are quantized, and "
+            "they are trained in floating point; save a dequantized copy of the folder"
+        )
+
+
+def _model_class(folder: ModelFolder, content: Mapping[str, Any]) -> Any:  # noqa: ANN401
+    """The class that `architectures` names, or the first of those for the model's type."""
+    import transformers
+    from transformers.models.auto import modeling_auto
+
+    tables = [getattr(modeling_auto, table) for table in _HEADS]
+    model_type = content["model_type"]
+    known = [
+        each
+        for table in tables
+        for entry in [table.get(model_type, ())]
+        for each in ([entry] if isinstance(entry, str) else entry)
+    ]
+    named = [each for each in content.get("architectures") or () if isinstance(each, str)]
+    chosen = next((each for each in named if each in known), None)
+    if (named and chosen is None) or not known:
+        heads = ", ".join(f"`{each}`" for each in known) or "none"
+        raise ModelError(
+            f"{folder.config}: a `{named[0] if named else model_type}` is none of the models of "
+            f"text or images that can be trained (of this `model_type`: {heads})"
+        )
+    return getattr(transformers, chosen or known[0])
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keeps warnings of transformers, which are of its own use, from the output."""
+    log = logging.getLogger("transformers")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(level)

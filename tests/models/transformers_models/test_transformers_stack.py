@@ -1,0 +1,152 @@
+"""Models of transformers as stacks of layers, by transformers' own code."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from tiny_transformers import ARCHITECTURES, tiny_folder, tiny_input, tiny_model
+from windlass.errors import InputErrors, ModelError
+from windlass.models.build import build_layer_stack, layer_stack_of
+from windlass.models.catalog import is_causal
+from windlass.models.layer_stack import LayerStack, materialize_layer
+
+FAST = ("olmo2", "deepseek_v3", "deberta-v2", "dinov2")
+
+
+def real_layers(stack: LayerStack) -> list[nn.Module]:
+    return [
+        materialize_layer(stack, index, seed=0, device="cpu") for index in range(len(stack.layers))
+    ]
+
+
+def outputs(layers: list[nn.Module], x: Tensor) -> Tensor:
+    with torch.no_grad():
+        for layer in layers:
+            x = layer(x)
+    return x
+
+
+def logits(model: Any, x: Tensor) -> Tensor:  # noqa: ANN401  of transformers
+    with torch.no_grad():
+        return model(**{model.main_input_name: x}).logits
+
+
+@pytest.mark.parametrize(
+    "model_type",
+    [
+        each if each in FAST else pytest.param(each, marks=pytest.mark.slow)
+        for each in ARCHITECTURES
+    ],
+)
+def test_the_layers_of_a_folder_give_the_logits_of_its_model(model_type: str, tmp_path: Path):
+    name, model = tiny_folder(model_type, tmp_path)
+    x = tiny_input(model)
+
+    stack = build_layer_stack(name, {}, device="meta")
+
+    assert torch.allclose(outputs(real_layers(stack), x), logits(model, x), rtol=1e-5, atol=1e-6)
+
+
+def test_layers_that_compute_the_same_are_of_one_kind(tmp_path: Path):
+    name, _ = tiny_folder("deepseek_v3", tmp_path)
+
+    stack = build_layer_stack(name, {}, device="meta")
+
+    _, dense, sparse, other_sparse, _ = stack.kinds
+    assert dense != sparse == other_sparse
+
+
+def test_blocks_that_see_another_window_are_of_another_kind():
+    model = tiny_model("gemma3_text")
+    model.config.layer_types = ["sliding_attention", "full_attention", "sliding_attention"]
+    model = type(model)(model.config)
+
+    stack = layer_stack_of(model, "mine", {}, device="cpu", seed=0)
+
+    _, first, second, third, _ = stack.kinds
+    assert first == third != second
+
+
+def test_an_own_module_of_transformers_is_taken_apart():
+    model = tiny_model("olmo2").eval()
+    x = tiny_input(model)
+    expected = logits(model, x)
+
+    stack = layer_stack_of(model, "mine", {}, device="cpu", seed=0)
+
+    assert torch.equal(outputs(list(stack.layers), x), expected)
+
+
+def test_what_a_mask_hides_at_another_length_is_made_anew(tmp_path: Path):
+    """Windows are longer than the run in which the model was studied."""
+    name, model = tiny_folder("olmo3", tmp_path)
+    x = torch.randint(3, 256, (1, 100))
+
+    stack = build_layer_stack(name, {}, device="meta")
+
+    assert torch.allclose(outputs(real_layers(stack), x), logits(model, x), rtol=1e-5, atol=1e-6)
+
+
+def test_a_model_type_that_transformers_does_not_know_is_refused(tmp_path: Path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "unheard_of"}))
+
+    with pytest.raises(ModelError, match="`model_type` = 'unheard_of' is none that the installed"):
+        build_layer_stack(f"hf:{tmp_path}", {}, device="meta")
+
+
+def test_missing_and_unknown_tensors_are_named(tmp_path: Path):
+    name, _ = tiny_folder("olmo2", tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["model.norm.wait"] = tensors.pop("model.norm.weight")
+    save_file(tensors, tmp_path / "model.safetensors")
+
+    with pytest.raises(InputErrors) as caught:
+        build_layer_stack(name, {}, device="meta")
+
+    assert "has no `model.norm.weight`" in str(caught.value)
+    assert "`model.norm.wait`" in str(caught.value)
+
+
+def test_a_loss_made_of_all_routers_is_refused(tmp_path: Path):
+    name, _ = tiny_folder("olmoe", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "output_router_logits": True}))
+
+    with pytest.raises(ModelError, match="`output_router_logits` adds a loss"):
+        build_layer_stack(name, {}, device="meta")
+
+
+def test_a_hidden_state_that_is_not_passed_on_is_refused():
+    class Skips(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = nn.Embedding(16, 8)
+            self.layers = nn.ModuleList([nn.Linear(8, 8) for _ in range(3)])
+            self.head = nn.Linear(8, 16)
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            first = x = self.embed(tokens)
+            for layer in self.layers:
+                x = layer(x + first)
+            return self.head(x)
+
+    from windlass.models.tracing.block_list import find_blocks
+    from windlass.models.tracing.cut_by_running import cut_by_running
+    from windlass.models.tracing.module_run import ModelCall
+
+    model = Skips()
+    with pytest.raises(ModelError, match=r"block `layers\.1` takes a hidden state made of"):
+        cut_by_running(model, "skips", find_blocks(model, "skips"), ModelCall())
+
+
+def test_whether_a_folder_writes_text_follows_from_its_class(tmp_path: Path):
+    writer, _ = tiny_folder("olmo2", tmp_path / "writer")
+    reader, _ = tiny_folder("electra", tmp_path / "reader")
+
+    assert is_causal(writer)
+    assert not is_causal(reader)
