@@ -34,6 +34,7 @@ from windlass.models import (
     is_residual,
     model_config,
     refuse_sparse_experts,
+    runs_by_transformers,
 )
 from windlass.schema import (
     Graph,
@@ -182,8 +183,8 @@ def model_notes(graph: Graph, objects: PlannedObjects = NO_OBJECTS) -> tuple[str
 
 
 def head_notes(model: ModelIdentity) -> tuple[str, ...]:
-    """A note where a request asks for classes that a Hugging Face folder's head does not have."""
-    notes = tuple(_whole_notes(model))
+    """Which code runs a model if not ours, and where a head is not that of its folder."""
+    notes = (*_code_notes(model), *_whole_notes(model))
     classes = model_arguments(model).get("classes")
     if classes is None or not is_huggingface(model.name):
         return notes
@@ -199,6 +200,12 @@ def head_notes(model: ModelIdentity) -> tuple[str, ...]:
             "has the folder's weights"
         )
     return (f"draws the head anew, for {classes} classes: {why}", *notes)
+
+
+def _code_notes(model: ModelIdentity) -> Iterator[str]:
+    """Whose code computes a model of Hugging Face that no table of ours knows."""
+    if runs_by_transformers(model.name):
+        yield f"`{model.name}` is computed by the code of `transformers`, without dropout"
 
 
 def _whole_notes(model: ModelIdentity) -> Iterator[str]:

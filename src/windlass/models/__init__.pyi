@@ -98,6 +98,7 @@ from .huggingface.export_layout import (
     ExportLayout,
     export_layout,
 )
+from .huggingface.families import runs_by_transformers
 from .huggingface.gguf_layout import (
     GgufLayout,
     gguf_layout,
@@ -296,6 +297,7 @@ __all__ = [
     "refuse_sparse_experts",
     "resnet_config",
     "running_statistics",
+    "runs_by_transformers",
     "saved_classes",
     "set_attention_backend",
     "set_balance_scale",
