@@ -197,6 +197,7 @@ from .transformer import (
     can_cache_tokens,
     set_first_positions,
 )
+from .transformers_models.export_model import TransformersLayout, transformers_layout
 
 __all__ = [
     "HEAD_RESULTS",
@@ -230,6 +231,7 @@ __all__ = [
     "TensorParallelLoss",
     "TensorParallelRank",
     "TransformerConfig",
+    "TransformersLayout",
     "WeightPlace",
     "WeightPlaces",
     "all_gather",
@@ -311,5 +313,6 @@ __all__ = [
     "token_output",
     "token_targets",
     "tokenizer_file",
+    "transformers_layout",
     "use_float8",
 ]

@@ -47,7 +47,7 @@ from windlass.models.transformers_models.build_model import (
     max_sequence,
     model_call,
 )
-from windlass.models.transformers_models.stored_weights import open_stored
+from windlass.models.transformers_models.stored_weights import names_in_model, open_stored
 from windlass.models.user_model import build_user_model, call_model_function
 from windlass.schema import LoraRequest, SparsityRequest, is_users_own
 
@@ -247,13 +247,7 @@ def _transformers_stack(
     folder = find_model_folder(name).weights
     if folder is None or weightless:
         return stack
-    names = {
-        f"{layer_name}.{path}": stack.name_in_module(f"{layer_name}.{path}")
-        for layer_name, layer in zip(stack.names, stack.layers, strict=True)
-        for named in (layer.named_parameters, layer.named_buffers)
-        for path, _ in named(remove_duplicate=False)
-        if not is_adapter(path)
-    }
+    names = names_in_model(stack)
     return replace(stack, weights=open_stored(model, folder, names, stack.tied_weights))
 
 

@@ -14,6 +14,7 @@ from windlass.errors import InputErrors, ModelError
 from windlass.models.build import build_layer_stack, layer_stack_of
 from windlass.models.catalog import is_causal
 from windlass.models.layer_stack import LayerStack, materialize_layer
+from windlass.models.transformers_models.export_model import transformers_layout
 
 FAST = ("olmo2", "deepseek_v3", "deberta-v2", "dinov2")
 
@@ -150,3 +151,28 @@ def test_whether_a_folder_writes_text_follows_from_its_class(tmp_path: Path):
 
     assert is_causal(writer)
     assert not is_causal(reader)
+
+
+@pytest.mark.parametrize(
+    "model_type",
+    [
+        each if each == "deepseek_v3" else pytest.param(each, marks=pytest.mark.slow)
+        for each in ARCHITECTURES
+    ],
+)
+def test_a_folder_is_written_back_as_it_was_read(model_type: str, tmp_path: Path):
+    name, _ = tiny_folder(model_type, tmp_path)
+    stack = build_layer_stack(name, {}, device="meta")
+    stored = load_file(tmp_path / "model.safetensors")
+
+    layout = transformers_layout(name, stack, tokenizer=None, special_tokens=None)
+    parameters = [
+        (f"{layer_name}.{path}", tensor)
+        for layer_name, layer in zip(stack.names, real_layers(stack), strict=True)
+        for path, tensor in layer.state_dict().items()
+        if f"{layer_name}.{path}" not in stack.tied_weights
+    ]
+    written = dict(layout.tensors(parameters))
+
+    assert written.keys() == stored.keys()
+    assert all(torch.equal(written[name], stored[name]) for name in stored)

@@ -22,6 +22,7 @@ from windlass.models import (
     is_residual,
     model_config,
     resnet_config,
+    runs_by_transformers,
 )
 from windlass.schema import (
     CHAT_TEMPLATE_FILE,
@@ -156,11 +157,26 @@ def _write(
         RequestError: the model is one of the user's own, which Hugging Face does not know.
         WindlassError: what else keeps them from being written.
     """
-    from windlass.models import export_layout, peft_adapter
+    from windlass.models import export_layout, peft_adapter, transformers_layout
     from windlass.runtime import export_adapter, export_huggingface, export_weights
 
     if target.format == "safetensors":
         export_weights(checkpoint, stack, target.path)
+        return
+    tokenizer = run / TOKENIZER_FILE if (run / TOKENIZER_FILE).is_file() else None
+    if runs_by_transformers(identity.name):
+        if target.format != "hf":
+            raise RequestError(
+                f"`{identity.name}` runs by the code of transformers, and is written by `--to "
+                f"hf:DIR`, with adapters merged, not as `{target.format}`"
+            )
+        of_transformers = transformers_layout(
+            identity.name,
+            stack,
+            tokenizer=tokenizer,
+            special_tokens=_special_tokens(identity.name, tokenizer),
+        )
+        export_huggingface(checkpoint, stack, of_transformers, target.path)
         return
     if not (has_config(identity.name) or is_residual(identity.name)):
         raise RequestError(
@@ -176,7 +192,6 @@ def _write(
         adapter = peft_adapter(config, stack, identity.lora)
         export_adapter(checkpoint, stack, adapter, target.path)
         return
-    tokenizer = run / TOKENIZER_FILE if (run / TOKENIZER_FILE).is_file() else None
     template = run / CHAT_TEMPLATE_FILE
     layout = export_layout(
         config, stack.tied_weights, tokenizer=tokenizer,

@@ -30,7 +30,7 @@ from windlass.models.huggingface.weight_files import (
 from windlass.models.huggingface.write_config import config_content, is_read_as
 
 _TEMPLATE_FILE = "chat_template.jinja"
-_CARRIED_FILES = (
+CARRIED_FILES = (
     CONFIG_FILE, TOKENIZER_FILE, "generation_config.json", "tokenizer_config.json",
     "special_tokens_map.json", "added_tokens.json", "tokenizer.model", "vocab.json", "vocab.txt",
     "merges.txt", _TEMPLATE_FILE, "chat_template.json", PROCESSOR_FILE,
@@ -151,7 +151,7 @@ def export_layout(
             content = _with_own_keys(folder.read_config(), family, content, config)
         names = TensorNames(family=family, config=config)
         content = _with_classes(content, classes)
-        files = _new_files(content, tokenizer, special_tokens or {})
+        files = new_files(content, tokenizer, special_tokens or {})
         return ExportLayout(names=names, files=files | template, users=users)
     family = find_family(folder.read_config().get("model_type"))
     base = {
@@ -159,7 +159,7 @@ def export_layout(
         for name, tensor in list_tensors(folder.weights).items()
         if not family.leaves_out(name, config)
     }
-    contents = ((name, folder.read_small_file(name)) for name in _CARRIED_FILES)
+    contents = ((name, folder.read_small_file(name)) for name in CARRIED_FILES)
     files = {name: content for name, content in contents if content is not None}
     if replaced_classes(config) is not None:
         files[CONFIG_FILE] = with_classes(files[CONFIG_FILE], config, family)
@@ -209,7 +209,7 @@ def _config_file(content: Mapping[str, Any]) -> bytes:
     return json.dumps(content, indent=2, sort_keys=True).encode() + b"\n"
 
 
-def _new_files(
+def new_files(
     content: Mapping[str, Any],
     tokenizer: Path | None,
     special_tokens: Mapping[str, tuple[int, str]],

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from windlass.errors import InputErrors, ModelError
+from windlass.models.fine_tuning.adapter_names import is_adapter
 from windlass.models.huggingface.weight_files import (
     TYPES,
     StoredTensor,
@@ -22,6 +23,7 @@ from windlass.models.huggingface.weight_files import (
     read_tensor,
 )
 from windlass.models.huggingface.weight_places import ByteRange, WeightPlace
+from windlass.models.layer_stack import LayerStack
 
 _MOST_NAMED = 10
 """Tensors named in one message."""
@@ -35,7 +37,7 @@ class TransformersWeights:
     """The model, whose conversions ask for it; on the meta device."""
     stored: Mapping[str, StoredTensor]
     """Every tensor of the folder, by its name there."""
-    groups: Mapping[str, "_Group"]
+    groups: Mapping[str, "StoredGroup"]
     """By the name of each tensor in the model, what it is made of."""
     names: Mapping[str, str]
     """Names in the model by those in the stack."""
@@ -68,7 +70,7 @@ class TransformersWeights:
         return WeightPlace(dtype=stored.dtype, shape=stored.shape, ranges=(part,))
 
 
-class _Group:
+class StoredGroup:
     """Stored tensors that one conversion of transformers makes weights of.
 
     Args:
@@ -125,7 +127,7 @@ def open_stored(
     stored = list_tensors(folder)
     groups, unknown = _grouped(model, stored)
     made: dict[str, Tensor] = {}
-    by_name: dict[str, _Group] = {}
+    by_name: dict[str, StoredGroup] = {}
     for group in groups:
         metas = {
             source: torch.empty(
@@ -156,10 +158,21 @@ def open_stored(
     )
 
 
-class _Renamed(_Group):
+def names_in_model(stack: LayerStack) -> dict[str, str]:
+    """The names in the model of all parameters and buffers of a stack but adapters, by theirs."""
+    return {
+        f"{layer_name}.{path}": stack.name_in_module(f"{layer_name}.{path}")
+        for layer_name, layer in zip(stack.names, stack.layers, strict=True)
+        for named in (layer.named_parameters, layer.named_buffers)
+        for path, _ in named(remove_duplicate=False)
+        if not is_adapter(path)
+    }
+
+
+class _Renamed(StoredGroup):
     """A weight that is stored under the name of one that it is tied to."""
 
-    def __init__(self, name: str, twin: str, group: _Group) -> None:
+    def __init__(self, name: str, twin: str, group: StoredGroup) -> None:
         super().__init__(twin, group.transform)
         self._name, self._twin, self.sources = name, twin, group.sources
 
@@ -171,7 +184,7 @@ class _Renamed(_Group):
 def _grouped(
     model: Any,  # noqa: ANN401
     stored: Mapping[str, StoredTensor],
-) -> tuple[list[_Group], list[str]]:
+) -> tuple[list[StoredGroup], list[str]]:
     """Stored tensors by the conversion that takes them, and those that the model does not know."""
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import (
@@ -186,7 +199,7 @@ def _grouped(
     converters = [each for each in mapping if isinstance(each, WeightConverter)]
     by_pattern = {pattern: each for each in converters for pattern in each.source_patterns}
     expected, prefix = model.state_dict(), model.base_model_prefix
-    groups: dict[str, _Group] = {}
+    groups: dict[str, StoredGroup] = {}
     unknown: list[str] = []
     for source in sorted(stored, key=dot_natural_key):
         name, pattern = rename_source_key(source, renamings, converters, prefix, expected)
@@ -196,7 +209,7 @@ def _grouped(
             unknown.append(source)
             continue
         transform = WeightRenaming(source, name) if pattern is None else by_pattern[pattern]
-        group = groups.setdefault(name, _Group(name, transform))
+        group = groups.setdefault(name, StoredGroup(name, transform))
         group.sources[source] = source if pattern is None else pattern
     return list(groups.values()), unknown
 

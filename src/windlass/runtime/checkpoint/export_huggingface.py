@@ -10,7 +10,13 @@ from torch import Tensor
 
 from windlass.atomic_files import atomic_folder, atomic_write, require_writable
 from windlass.errors import StorageError
-from windlass.models import ExportLayout, LayerStack, PeftAdapter, linear_layers
+from windlass.models import (
+    ExportLayout,
+    LayerStack,
+    PeftAdapter,
+    TransformersLayout,
+    linear_layers,
+)
 from windlass.runtime.checkpoint.checkpoint import Checkpoint, layer_file
 from windlass.runtime.checkpoint.export_weights import dense_tensors
 from windlass.runtime.checkpoint.layer_tensors import read_tensor
@@ -24,7 +30,7 @@ SHARD_BYTES = 5 * 10**9
 def export_huggingface(
     checkpoint: Checkpoint,
     stack: LayerStack,
-    layout: ExportLayout,
+    layout: ExportLayout | TransformersLayout,
     to: Path,
     *,
     shard_bytes: int = SHARD_BYTES,
@@ -109,7 +115,7 @@ def require_new_folder(path: Path) -> None:
 
 
 def _tensors(
-    stack: LayerStack, layout: ExportLayout, checkpoint: Checkpoint | None
+    stack: LayerStack, layout: ExportLayout | TransformersLayout, checkpoint: Checkpoint | None
 ) -> Iterator[tuple[str, Tensor]]:
     """All tensors in their order; shapes and types alone without a checkpoint."""
     written: dict[str, None] = {}
