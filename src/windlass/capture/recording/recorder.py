@@ -140,6 +140,11 @@ class _Recorder(TorchDispatchMode):
         super().__init__()
         self._trace = TraceBuilder()
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing that is recorded is compiled, and torch's guard takes a fifth of a capture."""
+        return False
+
     def __torch_dispatch__(
         self,
         func: OpOverload,
