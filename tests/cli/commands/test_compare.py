@@ -36,6 +36,7 @@ def test_a_global_batch_is_micro_times_accumulation_times_data_parallel_degree(w
         "dgx-h100",
         "parallel.data=4",
         "parallel.tensor=1",
+        "phases=1",
         "--sizes",
         *map(str, sizes),
     )
