@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from power_cuts import without_power_cuts
+
 
 def fork_runs(run: Callable[[Any], None], *, announced: bool = True) -> None:
     """Forks a run for each line of the input, and prints "ended" and its exit code after it.
@@ -24,6 +26,7 @@ def fork_runs(run: Callable[[Any], None], *, announced: bool = True) -> None:
     """
     torch.set_num_threads(1)
     share_imports()
+    without_power_cuts()
     for line in sys.stdin:
         forked = os.fork()
         if forked == 0:

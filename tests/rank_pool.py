@@ -167,8 +167,8 @@ class RankPool:
         shape = self.stack.examples
         self.sequence = SEQUENCE if shape is None else shape.positions
         self.graph: Graph = (
-            catalog_graph(model, *degrees, **dials)
-            if has_config(model) and lora is None and sparsity is None and shape is None
+            catalog_graph(model, *degrees, sparsity=sparsity, **dials)
+            if has_config(model) and lora is None and shape is None
             else capture_tensor_shards(self.stack, capture_graph(self.stack), degrees)
         )
         (folder / "graph.json").write_bytes(self.graph.to_json().encode())

@@ -26,7 +26,7 @@ from windlass.validation.clusters import clusters
 from windlass.validation.published_run import PublishedRun
 
 FOUND = 0.05
-"""Two constants from 16 exact rows, whose priors pull a little."""
+"""Two constants from 8 exact rows, whose priors pull a little."""
 STACK = "megatron-deepspeed"
 TABLES = Path(os.environ.get("WINDLASS_TABLES", "nowhere"))
 
@@ -56,7 +56,8 @@ def test_calibration_rows_do_not_depend_on_what_was_measured(tmp_path: Path):
 
 def test_a_stacks_constants_are_found_again_from_priors_that_are_off(tmp_path: Path):
     made = {("stack", STACK, "products"): 0.8, ("stack", STACK, "launch_seconds"): 9e-5}
-    runs = [replace(run, step_seconds=predict(run, made).step_seconds) for run in runs_of(tmp_path)]
+    few = runs_of(tmp_path)[:4] + runs_of(tmp_path)[-4:]
+    runs = [replace(run, step_seconds=predict(run, made).step_seconds) for run in few]
     priors = {key: Prior(value * 1.4, 0.5) for key, value in made.items()}
 
     found, leverages = fit_steps(runs, priors)

@@ -25,6 +25,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from forked_runs import share_imports
+from power_cuts import without_power_cuts
 from windlass.data.batches import Batches
 from windlass.data.dataset_cache import prepare_dataset
 from windlass.data.examples import ExampleBatches, load_examples
@@ -61,6 +62,7 @@ def main() -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     pairs = [tuple(map(int, pair.split(","))) for pair in sys.argv[1:]]
     share_imports("torch._dynamo")  # by the first collective within a layer
+    without_power_cuts()
     for rank, pair in enumerate(pairs):
         if os.fork() == 0:
             for descriptor in set(chain(*pairs)) - set(pair):
