@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cli.forked_command_line import run_forked
-from cli.rank_processes import STAGES, ended
+from cli.rank_processes import CONSTANT, STAGES, ended
 from command_line import Windlass, run_here, start
 from forked_runs import forking_process
 from made_cache import made_cache
@@ -90,4 +90,18 @@ def whole(surroundings: dict[str, str], tmp_path_factory: pytest.TempPathFactory
     process = start(surroundings, folder, "train", *STAGES, "--folder", "run")
     assert process.wait(timeout=120) == 0, ended(process)
     ended(process)
+    return folder / "run"
+
+
+@pytest.fixture(scope="session")
+def eight_steps(
+    surroundings: dict[str, str],
+    _forking: Callable[[], subprocess.Popen[str]],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Path:
+    """Eight steps at a constant learning rate on two pipeline stages of one host."""
+    folder = tmp_path_factory.mktemp("eight")
+    words = ("train", *CONSTANT, "train.steps=8", "--folder", "run")
+    done = run_forked(_forking(), words, folder, surroundings)
+    assert done.returncode == 0, done.stderr
     return folder / "run"

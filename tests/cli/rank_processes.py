@@ -27,6 +27,8 @@ machine may need."""
 RUN = (*TINY, "train.steps=60", "train.save_every=5", "train.evaluate_every=20")
 REPLICAS = (*RUN, "parallel.data=2")
 STAGES = (*RUN, "parallel.pipeline=2")
+CONSTANT = (*STAGES, "train.schedule=constant", "train.warmup=0")
+"""Whose steps do not depend on how many there are."""
 
 
 def rank_processes(parent: int) -> dict[int, int]:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import pytest
 
 from cli.rank_processes import (
+    CONSTANT,
     HANG_SECONDS,
     RUN,
     SHORT_TIMEOUT,
@@ -212,8 +213,6 @@ def test_a_run_on_one_host_listens_on_the_loopback_only(
 WITHIN = 10
 """Seconds after the hang timeout within which all hosts must have ended."""
 
-UNTIL_KILLED = (*STAGES, *SHORT_TIMEOUT, "train.schedule=constant", "train.warmup=0")
-"""Whose steps do not depend on how many there are."""
 KILLED_AFTER = 5
 """Steps."""
 
@@ -238,7 +237,16 @@ def cut_short(
     @cache
     def run(host: int, number: signal.Signals) -> CutShort:
         folder = tmp_path_factory.mktemp("cut") / "run"
-        words = ("launch", *UNTIL_KILLED, "train.steps=4000", "--nodes", "2", "--folder", "run")
+        words = (
+            "launch",
+            *CONSTANT,
+            *SHORT_TIMEOUT,
+            "train.steps=4000",
+            "--nodes",
+            "2",
+            "--folder",
+            "run",
+        )
         assert run_here(words, surroundings, folder.parent).returncode == 0
         hosts = start_hosts(folder, 2, RESTARTS="0")
         wait_for_step(folder, KILLED_AFTER, seconds=120)
@@ -272,17 +280,14 @@ def test_a_rank_that_is_killed_or_stopped_ends_all_hosts_with_one_error_that_nam
 
 
 def test_two_hosts_take_the_steps_of_two_devices_of_one_host_until_one_is_killed(
-    windlass: Windlass, cut_short: CutRuns, tmp_path: Path
+    cut_short: CutRuns, eight_steps: Path
 ) -> None:
-    words = (*UNTIL_KILLED, f"train.steps={KILLED_AFTER}")
-    done = windlass("train", *words, "--folder", "here")
-    assert done.returncode == 0, done.stderr
     one, two = (
         [(step.step, step.loss, step.gradient_norm) for step in load_run(folder).steps]
-        for folder in (tmp_path / "here", cut_short(0, signal.SIGKILL).folder)
+        for folder in (eight_steps, cut_short(0, signal.SIGKILL).folder)
     )
-    assert len(one) == KILLED_AFTER
-    assert two[:KILLED_AFTER] == one
+    assert len(two) >= KILLED_AFTER
+    assert two[:KILLED_AFTER] == one[:KILLED_AFTER]
 
 
 @pytest.fixture
