@@ -57,22 +57,23 @@ def windlass(
     """Runs a command line in an empty folder, and waits for its end.
 
     Commands that train run in a process of their own, as they would for a user. It is forked from
-    one in which all is imported, unless it gets variables or limits that imports would see too.
-    Other commands run in this process.
+    one in which all is imported, unless it gets variables that imports would see too. Other
+    commands run in this process.
     """
 
     def run(
-        *words: str, env: Mapping[str, str] | None = None, **more: object
+        *words: str, env: Mapping[str, str] | None = None, **limits: int
     ) -> subprocess.CompletedProcess[str]:
-        if words[0] in _WITHOUT_RANKS and not (env or more):
+        if env:
+            return subprocess.run(
+                (sys.executable, "-m", "windlass", *words),
+                cwd=tmp_path, env=surroundings | dict(env), capture_output=True, text=True,
+                check=False, timeout=120,
+            )  # fmt: skip
+        if words[0] in _WITHOUT_RANKS:
             return run_here(words, surroundings, tmp_path)
-        if not (env or more):
-            return run_forked(request.getfixturevalue("_forking")(), words, tmp_path, surroundings)
-        return subprocess.run(
-            (sys.executable, "-m", "windlass", *words),
-            cwd=tmp_path, env=surroundings | dict(env or {}), capture_output=True, text=True,
-            check=False, timeout=120, **more,
-        )  # type: ignore[call-overload,no-any-return]  # fmt: skip
+        forking = request.getfixturevalue("_forking")()
+        return run_forked(forking, words, tmp_path, surroundings, **limits)
 
     return run
 

@@ -5,6 +5,7 @@ Starting such a process takes a tenth of a second, where one that imports torch 
 
 import json
 import os
+import resource
 import select
 import subprocess
 import sys
@@ -25,7 +26,13 @@ SECONDS = 120.0
 
 
 def run_forked(
-    process: subprocess.Popen[str], words: tuple[str, ...], folder: Path, env: Mapping[str, str]
+    process: subprocess.Popen[str],
+    words: tuple[str, ...],
+    folder: Path,
+    env: Mapping[str, str],
+    *,
+    more_bytes: int | None = None,
+    file_bytes: int | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """Runs a command line, and waits for its end.
 
@@ -34,10 +41,13 @@ def run_forked(
         words: the command line behind `windlass`.
         folder: where it runs.
         env: all of its environment variables.
+        more_bytes: memory that it may take beyond what it begins with.
+        file_bytes: size of its largest file: a write beyond it fails as on a full disk.
     """
     files = {name: folder / f".{name}" for name in ("stdout", "stderr")}
     job = {"words": words, "folder": str(folder), "env": dict(env)}
     job |= {name: str(path) for name, path in files.items()}
+    job |= {"more_bytes": more_bytes, "file_bytes": file_bytes}
     assert process.stdin
     assert process.stdout
     process.stdin.write(f"{json.dumps(job)}\n")
@@ -62,7 +72,19 @@ def _run(job: dict[str, Any]) -> None:
     for descriptor, name in ((1, "stdout"), (2, "stderr")):
         os.dup2(os.open(job[name], os.O_WRONLY | os.O_CREAT | os.O_TRUNC), descriptor)
     sys.argv = ["windlass", *job["words"]]
+    if (most := job["file_bytes"]) is not None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+    if (more := job["more_bytes"]) is not None:
+        limit = data_bytes() + more
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     main()
+
+
+def data_bytes() -> int:
+    """Data segment of this process, as Linux counts it."""
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
+    line = next(line for line in status.splitlines() if line.startswith("VmData:"))
+    return 1024 * int(line.split()[1])
 
 
 if __name__ == "__main__":
