@@ -8,10 +8,10 @@ from windlass.cost.communication_time import CommunicationCosts
 from windlass.cost.device_rates import DeviceRates, OpContext, padded_vocabulary
 from windlass.cost.op_time import (
     LayerPass,
+    PassPrices,
     TermSeconds,
     exposed_seconds,
     pass_seconds,
-    passes_seconds,
 )
 from windlass.cost.optimizer_time import (
     norm_call_seconds,
@@ -142,7 +142,7 @@ class InstructionCosts:
             return sent
         tensor = int(self._plan.parallel.tensor)
         micros = np.array([self._micro])
-        parts = passes_seconds((run,), self._rates, micros, tensor=tensor)
+        parts = PassPrices((run,), self._rates, tensor=tensor).seconds(micros)
         work, host = (float(each[0, 0]) for each in parts)
         alone = exposed_seconds(self._rates, work, host)
         return float(exposed_seconds(self._rates, work, host, sent, gather) - alone)

@@ -15,6 +15,7 @@ The operations of any number of passes are priced together, for any number of mi
 """
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -96,55 +97,119 @@ class PassSeconds(NamedTuple):
     """Launches, and the host's overhead of a pass."""
 
 
-def ops_seconds(passes: Sequence[LayerPass], rates: DeviceRates, micros: Floats | Ints) -> Floats:
-    """Seconds of work of all operations of some passes, `[op, micro-batch size]`, pass by pass.
+class PassPrices:
+    """The operations of some passes, looked up once for any number of micro-batch sizes.
 
     Args:
-        passes: the passes that run them.
+        passes: the passes.
         rates: rates of the device.
-        micros: micro-batch sizes in sequences, one for each column of the result.
+        tensor: tensor-parallel degree of the layers.
     """
-    mode = rates.mode
-    ops: list[Op] = []
-    shares: list[float] = []
-    by_curves: dict[tuple[int, ...], tuple[tuple[Curve, ...], list[int]]] = {}
-    by_tiles: dict[int, tuple[MatmulRate, list[int]]] = {}
-    by_role: dict[int, tuple[ProductRate, list[int]]] = {}
-    by_block: dict[int, tuple[SparseProductRate, list[int]]] = {}
-    for layer_pass in passes:
-        width = head_width(layer_pass.cost, mode.sequence, mode.precision)
-        for each in layer_pass.ops:
-            sparse = rates.sparse_product(each, backward=layer_pass.backward)
-            op, speed = (each, 1.0) if sparse is not None else _dense(each, rates)
-            if sparse is not None:
-                by_block.setdefault(id(sparse), (sparse, []))[1].append(len(ops))
-            elif op.shape is not None and (rate := rates.products(op)).tiles is not None:
-                by_tiles.setdefault(id(rate), (rate, []))[1].append(len(ops))
-            elif (product := rates.product(op, backward=layer_pass.backward)) is not None:
-                by_role.setdefault(id(product), (product, []))[1].append(len(ops))
-            else:
-                curves = rates.curves(op, backward=layer_pass.backward, head_width=width)
-                by_curves.setdefault(tuple(map(id, curves)), (curves, []))[1].append(len(ops))
-            ops.append(op)
-            shares.append(speed * rates.share(op))
-    amounts = _amounts(ops, micros, rates)
-    work = np.empty_like(amounts)
-    for curves, rows in by_curves.values():
-        amount = amounts[rows]
-        work[rows] = amount / np.minimum.reduce([rates_at(curve, amount) for curve in curves])
-    for rate, rows in by_tiles.values():
-        sides = _sides(ops, rows, micros, mode.sequence)
-        work[rows] = tile_seconds(rate, *(_padded(side, rates) for side in sides))
-    for product, rows in by_role.values():
-        sides = _sides(ops, rows, micros, mode.sequence)
-        work[rows] = product_seconds(product, PRECISION_BYTES[mode.precision], *sides)
-    for sparse, rows in by_block.values():
-        _, *sides = _sides(ops, rows, micros, mode.sequence)
-        density = np.array([[op.kept.density] for op in map(ops.__getitem__, rows) if op.kept])
-        work[rows] = sparse_product_seconds(
-            sparse, PRECISION_BYTES[mode.precision], density, *sides
-        )
-    return np.asarray(work / np.array(shares).reshape(-1, 1))
+
+    def __init__(self, passes: Sequence[LayerPass], rates: DeviceRates, *, tensor: int = 1) -> None:
+        self._passes, self._rates, self._tensor = passes, rates, tensor
+        self._ops: list[Op] = []
+        self._shares: list[float] = []
+        self._by_curves: dict[tuple[int, ...], tuple[tuple[Curve, ...], list[int]]] = {}
+        self._by_tiles: dict[int, tuple[MatmulRate, list[int]]] = {}
+        self._by_role: dict[int, tuple[ProductRate, list[int]]] = {}
+        self._by_block: dict[int, tuple[SparseProductRate, list[int]]] = {}
+        for layer_pass in passes:
+            width = head_width(layer_pass.cost, rates.mode.sequence, rates.mode.precision)
+            for op in layer_pass.ops:
+                self._add(op, backward=layer_pass.backward, head_width=width)
+
+    def _add(self, op: Op, *, backward: bool, head_width: float) -> None:
+        """Adds an operation to those of its rate."""
+        rates, row = self._rates, len(self._ops)
+        sparse = rates.sparse_product(op, backward=backward)
+        op, speed = (op, 1.0) if sparse is not None else _dense(op, rates)
+        if sparse is not None:
+            self._by_block.setdefault(id(sparse), (sparse, []))[1].append(row)
+        elif op.shape is not None and (rate := rates.products(op)).tiles is not None:
+            self._by_tiles.setdefault(id(rate), (rate, []))[1].append(row)
+        elif (product := rates.product(op, backward=backward)) is not None:
+            self._by_role.setdefault(id(product), (product, []))[1].append(row)
+        else:
+            curves = rates.curves(op, backward=backward, head_width=head_width)
+            self._by_curves.setdefault(tuple(map(id, curves)), (curves, []))[1].append(row)
+        self._ops.append(op)
+        self._shares.append(speed * rates.share(op))
+
+    def ops_seconds(self, micros: Floats | Ints) -> Floats:
+        """Seconds of work of all operations, `[op, micro-batch size]`, pass by pass.
+
+        Args:
+            micros: micro-batch sizes in sequences, one for each column of the result.
+        """
+        mode = self._rates.mode
+        basis = _basis(micros, mode.sequence)
+        amounts = self._amounts @ basis
+        work = np.empty_like(amounts)
+        for curves, rows in self._by_curves.values():
+            amount = amounts[rows]
+            work[rows] = amount / np.minimum.reduce([rates_at(curve, amount) for curve in curves])
+        for rate, rows in self._by_tiles.values():
+            sides = self._sides[:, rows] @ basis
+            work[rows] = tile_seconds(rate, *(_padded(side, self._rates) for side in sides))
+        for product, rows in self._by_role.values():
+            sides = self._sides[:, rows] @ basis
+            work[rows] = product_seconds(product, PRECISION_BYTES[mode.precision], *sides)
+        for sparse, rows in self._by_block.values():
+            _, *sides = self._sides[:, rows] @ basis
+            kept = (self._ops[row].kept for row in rows)
+            density = np.array([[each.density] for each in kept if each])
+            work[rows] = sparse_product_seconds(
+                sparse, PRECISION_BYTES[mode.precision], density, *sides
+            )
+        return np.asarray(work / np.array(self._shares).reshape(-1, 1))
+
+    def seconds(self, micros: Floats | Ints) -> PassSeconds:
+        """Seconds of work and of the host, of each pass.
+
+        Args:
+            micros: micro-batch sizes in sequences, one for each column of the result.
+        """
+        work = self._member @ self.ops_seconds(micros)
+        return PassSeconds(work, np.broadcast_to(self._launches[:, None], work.shape))
+
+    @cached_property
+    def _member(self) -> Floats:
+        """Whether an operation belongs to a pass, `[pass, op]`."""
+        owner = np.repeat(np.arange(len(self._passes)), [len(each.ops) for each in self._passes])
+        return (owner == np.arange(len(self._passes))[:, None]).astype(np.float64)
+
+    @cached_property
+    def _launches(self) -> Floats:
+        each = (_launches_seconds(run, self._rates, self._tensor) for run in self._passes)
+        return np.array(list(each))
+
+    @cached_property
+    def _amounts(self) -> Floats:
+        """FLOP of products and attention, bytes of other operations, `[op, coefficient]`.
+
+        Each token of a document of L tokens attends to L in place of the s of its row, so that rows
+        take `sum(L^2) = b s E[L]` of `b s^2`, with the mean E over tokens.
+        """
+        attended = self._rates.attended / self._rates.mode.sequence
+        amounts = np.array(
+            [op.flop if op.kind in ("matmul", "attention") else op.read_bytes for op in self._ops],
+            dtype=np.float64,
+        ).reshape(-1, len(Polynomial._fields))
+        moves = [at for at, op in enumerate(self._ops) if op.kind not in ("matmul", "attention")]
+        if moves:
+            amounts[moves] += np.array([self._ops[at].written_bytes for at in moves])
+        amounts[[at for at, op in enumerate(self._ops) if op.kind == "attention"]] *= attended
+        return amounts
+
+    @cached_property
+    def _sides(self) -> Floats:
+        """Number of products, m, n and k of products, `[side, op, coefficient]`; else 0."""
+        sides = np.zeros((4, len(self._ops), len(Polynomial._fields)))
+        for row, op in enumerate(self._ops):
+            if op.shape is not None:
+                sides[:, row] = op.shape
+        return sides
 
 
 def _dense(op: Op, rates: DeviceRates) -> tuple[Op, float]:
@@ -157,39 +222,12 @@ def _dense(op: Op, rates: DeviceRates) -> tuple[Op, float]:
     return dense, rates.sparse_efficiency(op) / density
 
 
-def _sides(
-    ops: Sequence[Op], rows: Sequence[int], micros: Floats | Ints, sequence: int
-) -> list[Floats]:
-    """Number of products, m, n and k of the products at `rows`, each `[op, micro-batch size]`."""
-    shapes = [op.shape for op in (ops[row] for row in rows) if op.shape is not None]
-    return [quantity_values(list(side), micros, sequence) for side in zip(*shapes, strict=True)]
-
-
 def _padded(side: Floats, rates: DeviceRates) -> Floats:
     """A side of products, with the vocabulary as our runtime pads it."""
     if not rates.pads_vocabulary:
         return side
     tiles = np.ceil(rates.mode.vocabulary / VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
     return np.where(side == rates.mode.vocabulary, tiles, side)
-
-
-def passes_seconds(
-    passes: Sequence[LayerPass], rates: DeviceRates, micros: Floats | Ints, *, tensor: int = 1
-) -> PassSeconds:
-    """Seconds of work and of the host, of each pass.
-
-    Args:
-        passes: the passes.
-        rates: rates of the device.
-        micros: micro-batch sizes in sequences, one for each column of the result.
-        tensor: tensor-parallel degree of the layers.
-    """
-    counts = [len(each.ops) for each in passes]
-    owner = np.repeat(np.arange(len(passes)), counts)
-    member = (owner == np.arange(len(passes))[:, None]).astype(np.float64)
-    work = member @ ops_seconds(passes, rates, micros)
-    launches = np.array([_launches_seconds(each, rates, tensor) for each in passes])
-    return PassSeconds(work, np.broadcast_to(launches[:, None], work.shape))
 
 
 def _launches_seconds(run: LayerPass, rates: DeviceRates, tensor: int) -> float:
@@ -253,7 +291,8 @@ def pass_seconds(
     """
     micros = np.array([micro])
     terms: dict[CostTerm, float] = dict.fromkeys(TERMS, 0.0)
-    for op, seconds in zip(run.ops, ops_seconds((run,), rates, micros)[:, 0].tolist(), strict=True):
+    work_by_op = PassPrices((run,), rates).ops_seconds(micros)[:, 0].tolist()
+    for op, seconds in zip(run.ops, work_by_op, strict=True):
         terms[_WORK[op.kind]] += seconds
     work, host = sum(terms.values()), _launches_seconds(run, rates, tensor)
     terms["launch"] = max(0.0, float(exposed_seconds(rates, work, host)) - work)
@@ -264,28 +303,14 @@ def quantity_values(
     quantities: Sequence[Polynomial], micros: Floats | Ints, sequence: int
 ) -> Floats:
     """`Quantity.at` of many quantities, `[quantity, micro-batch size]`."""
+    rows = np.array(quantities, dtype=np.float64).reshape(-1, len(Polynomial._fields))
+    return np.asarray(rows @ _basis(micros, sequence))
+
+
+def _basis(micros: Floats | Ints, sequence: int) -> Floats:
+    """What the coefficients of a polynomial count, `[coefficient, micro-batch size]`."""
     powers = float(sequence) ** np.arange(3)
-    basis = np.concatenate([np.tile(powers[:, None], len(micros)), powers[:, None] * micros])
-    return np.asarray(np.array(quantities, dtype=np.float64).reshape(-1, len(basis)) @ basis)
-
-
-def _amounts(ops: Sequence[Op], micros: Floats | Ints, rates: DeviceRates) -> Floats:
-    """FLOP of products and attention, bytes of other operations, `[op, micro-batch size]`.
-
-    Each token of a document of L tokens attends to L in place of the s of its row, so that rows
-    take `sum(L^2) = b s E[L]` of `b s^2`, with the mean E over tokens.
-    """
-    sequence = rates.mode.sequence
-    none = Polynomial()
-    counted = [op.kind in ("matmul", "attention") for op in ops]
-    quantities = [
-        (op.flop, none) if flop else (op.read_bytes, op.written_bytes)
-        for op, flop in zip(ops, counted, strict=True)
-    ]
-    first, second = zip(*quantities, strict=True) if quantities else ((), ())
-    attended = [rates.attended / sequence if op.kind == "attention" else 1.0 for op in ops]
-    amounts = quantity_values(first, micros, sequence) + quantity_values(second, micros, sequence)
-    return np.asarray(amounts * np.array(attended).reshape(-1, 1))
+    return np.concatenate([np.tile(powers[:, None], len(micros)), powers[:, None] * micros])
 
 
 def head_width(cost: LayerCost, sequence: int, precision: Precision) -> float:

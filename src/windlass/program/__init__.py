@@ -31,6 +31,7 @@ from windlass.program.communication_volume import (
     all_reduce_bytes,
     message_bytes,
     op_collectives,
+    pass_collective,
     replicated_gradient_sums,
 )
 from windlass.program.device_mesh import (
@@ -234,6 +235,7 @@ __all__ = [
     "padded_frozen_elements",
     "parameter_gather_group",
     "parameter_shard_index",
+    "pass_collective",
     "pass_ops",
     "plan_errors",
     "plan_layer_sizes",

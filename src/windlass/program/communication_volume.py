@@ -23,6 +23,7 @@ from windlass.program.replicas.zero_sharding import updates_per_shard
 from windlass.program.tensor_parallel import has_collectives, pass_ops
 from windlass.program.tied_weights import tied_across_stages
 from windlass.schema import (
+    Collective,
     CollectiveAxis,
     CollectiveKind,
     Graph,
@@ -175,14 +176,16 @@ def op_collectives(ops: Iterable[Op], plan: Plan) -> Iterator[PassCollective]:
     Constants of other stacks were fitted with all tokens of a sequence in tensor-parallel
     collectives, however many ranks divide it.
     """
-    for op in ops:
-        if op.collective is not None:
-            collective, buffer, axis = op.collective
-            has_whole = plan.stack is not None and axis != "context"
-            micro = plan.batch.micro if has_whole else micro_of_rank(plan)
-            nbytes = round(buffer.at(micro, plan.batch.sequence))
-            ranks = collective_ranks(plan, axis)
-            yield PassCollective(collective, axis, collective_bytes(collective, nbytes, ranks))
+    return (pass_collective(op.collective, plan) for op in ops if op.collective is not None)
+
+
+def pass_collective(collective: Collective, plan: Plan) -> PassCollective:
+    """One collective under a plan."""
+    kind, buffer, axis = collective
+    has_whole = plan.stack is not None and axis != "context"
+    micro = plan.batch.micro if has_whole else micro_of_rank(plan)
+    nbytes = round(buffer.at(micro, plan.batch.sequence))
+    return PassCollective(kind, axis, collective_bytes(kind, nbytes, collective_ranks(plan, axis)))
 
 
 def collective_ranks(plan: Plan, axis: CollectiveAxis) -> int:

@@ -1,7 +1,7 @@
 """Array clock: step time and memory of many plans at once, from the event simulator's costs."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 
 import numpy as np
@@ -12,10 +12,12 @@ from windlass.cost.clock.layer_prices import LayerPrices
 from windlass.cost.clock.least_bytes import LeastBytes
 from windlass.cost.clock.pass_arrays import PassArrays
 from windlass.cost.clock.plan_batch import PlanBatch
-from windlass.cost.clock.plan_columns import PlanColumns
+from windlass.cost.clock.plan_columns import LayerConfig, PlanColumns
+from windlass.cost.clock.price_keys import ExchangeKey, PassWay
 from windlass.cost.clock.stack_bytes import StackBytes
 from windlass.cost.clock.stage_layout import StageLayout
 from windlass.cost.clock.step_walk import StageEnds, stage_ends
+from windlass.program import InstructionKind
 from windlass.schema import Graph, Machine, Plan
 
 _KEPT = 8
@@ -45,11 +47,16 @@ class ArrayClock:
     def step_seconds(self, columns: PlanColumns) -> Floats:
         """Seconds of a step, `[plan]`.
 
+        A step of many micro-batches is told by two shorter ones, and is no shorter than its passes.
+
         Raises:
             KeyError: the machine states no rate, or no link, that a plan needs.
         """
         end, batch = self.stage_ends(columns).end.max(axis=0), self._batch(columns)[0]
-        return np.asarray(end * batch.pace + self.machine.fixed_seconds)
+        seconds = end * batch.pace
+        if columns.shape.repeats:
+            seconds = np.maximum(seconds, self.least_seconds(columns))
+        return np.asarray(seconds + self.machine.fixed_seconds)
 
     def stage_ends(self, columns: PlanColumns) -> StageEnds:
         """When each stage ends a step, if all hosts are equally fast.
@@ -78,6 +85,35 @@ class ArrayClock:
         passes, by_stage = PassArrays(batch, columns), batch.layout.by_stage
         whole = passes.forward + passes.backward + passes.weight
         return by_stage(passes.forward).T, by_stage(whole).T, by_stage(batch.sums[1]).T
+
+    def layer_seconds(
+        self,
+        config: LayerConfig,
+        micros: Sequence[int],
+        *,
+        accumulates: bool,
+        recomputes: bool = False,
+    ) -> Floats:
+        """Seconds of a micro-batch in each layer of one replica, `[3 or 4, micro, layer]`.
+
+        They are those of the forward pass, of all passes, of additions of a later micro-batch's
+        gradients, and of full recompute if that is asked for.
+
+        Args:
+            config: how layers compute.
+            micros: sequences of each micro-batch.
+            accumulates: whether a step has several micro-batches.
+            recomputes: whether recompute is priced too.
+        """
+        prices, none = self._prices, (0,) * len(self._prices.layers)
+        kinds: tuple[InstructionKind, ...] = ("forward", "backward", "recompute")
+        exchange = ExchangeKey(1, 1, accumulates, 1)
+        forward, backward, *again = (
+            np.array(prices.passes(config, micros, exchange, PassWay(kind)))
+            for kind in kinds[: 2 + recomputes]
+        )
+        sums = np.array([prices.sums(config, accumulates, each, none)[1] for each in micros])
+        return np.array([forward, forward + backward, sums, *again])[..., prices.columns]
 
     def least_seconds(self, columns: PlanColumns) -> Floats:
         """Lower bound on a step with any sharding and at least this recompute, `[plan]`.

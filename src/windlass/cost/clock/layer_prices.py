@@ -4,19 +4,19 @@ All formulas are those of the event simulator (`op_time`, `communication_time`, 
 asked for plans that stand for all others of the same configuration.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from functools import cache, lru_cache, partial
-from itertools import product
 from typing import Literal
 
 import numpy as np
 
 from windlass.cost.arrays import Floats, Ints
 from windlass.cost.clock.plan_columns import LayerConfig
-from windlass.cost.clock.price_keys import ExchangeKey, StateKey, StatePrice
+from windlass.cost.clock.price_keys import ExchangeKey, PassWay, StateKey, StatePrice
 from windlass.cost.communication_time import CommunicationCosts
 from windlass.cost.device_rates import DeviceRates, OpContext, padded_vocabulary, rates_at
-from windlass.cost.op_time import LayerPass, PassSeconds, exposed_seconds, passes_seconds
+from windlass.cost.op_time import LayerPass, PassPrices, exposed_seconds
 from windlass.cost.optimizer_time import (
     norm_call_seconds,
     norm_launch_seconds,
@@ -31,14 +31,13 @@ from windlass.cost.step_traffic import (
 )
 from windlass.program import (
     Instruction,
-    InstructionKind,
     StateSizes,
     divided_kinds,
     gathered_kinds,
     layer_kind_state_sizes,
     message_bytes,
     micro_of_rank,
-    op_collectives,
+    pass_collective,
     pass_ops,
     tied_owner_layers,
     update_state_bytes,
@@ -57,6 +56,7 @@ from windlass.schema import (
     Offload,
     Parallelism,
     Plan,
+    Precision,
     ShardingDegrees,
     Stage,
 )
@@ -66,11 +66,6 @@ _parallelism = lru_cache(maxsize=4096)(Parallelism.model_construct)
 _degrees = lru_cache(maxsize=4096)(ShardingDegrees.model_construct)
 _offload = lru_cache(maxsize=64)(Offload.model_construct)
 _batch = lru_cache(maxsize=4096)(Batch.model_construct)
-
-_COMMON_MICROS = (1, 2, 4, 8, 16)
-PASSES: tuple[InstructionKind, ...] = (
-    "forward", "recompute", "backward", "backward_input", "backward_weight",
-)  # fmt: skip
 
 
 class LayerPrices:
@@ -106,12 +101,14 @@ class LayerPrices:
         """The first layer of each column."""
         self._stages = (Stage(phases=((0, len(names)),)),)
         self._names = tuple(names[layer] for layer in self.layers)
-        self._passes: dict[tuple[LayerConfig, int, ExchangeKey], Floats] = {}
+        self._passes: dict[tuple[LayerConfig, ExchangeKey | None, PassWay], dict[int, Floats]] = {}
+        self._alone: dict[tuple[LayerConfig, PassWay], dict[int, tuple[Floats, Floats]]] = {}
+        self._tables: Callable[[LayerConfig, PassWay], tuple[list[LayerPass], PassPrices]] = cache(
+            self._table
+        )
         self._devices = {
             offloads: machine.device.effective(offloads=offloads) for offloads in (False, True)
         }
-        self._passes_of = cache(self._layer_passes)
-        self._alone_cache: dict[LayerConfig, dict[int, tuple[Floats, Floats]]] = {}
         self._kinds: Callable[..., tuple[LayerKind, ...]] = cache(self._kinds_of)
         self.state: Callable[[StateKey], StatePrice] = cache(self._state)
         self.sums: Callable[[LayerConfig, bool, int, tuple[int, ...]], Floats] = cache(self._sums)
@@ -167,24 +164,29 @@ class LayerPrices:
         )
 
     def passes(
-        self, config: LayerConfig, micros: Sequence[int], exchange: ExchangeKey
+        self, config: LayerConfig, micros: Sequence[int], exchange: ExchangeKey, way: PassWay
     ) -> list[Floats]:
-        """Seconds of passes for each of some micro-batch sizes, each `[pass, selective, column]`.
+        """Seconds of a pass for each of some micro-batch sizes, each `[column]`.
 
         Args:
             config: how layers compute.
             micros: sequences of a micro-batch.
             exchange: what communication in passes depends on besides.
+            way: the kind of pass, and whether layers are recomputed selectively.
 
         Raises:
             KeyError: the machine states no rate or link, or the graph no cost, that is needed.
         """
-        missing = [micro for micro in micros if (config, micro, exchange) not in self._passes]
+        sends = config.tensor > 1 or config.reshard or config.context or config.expert
+        key = config._replace(reshard=config.reshard if sends else None)
+        known = self._passes.setdefault((key, exchange if sends else None, way), {})
+        missing = [micro for micro in micros if micro not in known]
         if missing:
-            found = self._pass_seconds(config, missing, exchange)
-            for micro, seconds in zip(missing, found, strict=True):
-                self._passes[config, micro, exchange] = seconds
-        return [self._passes[config, micro, exchange] for micro in micros]
+            work, host = self._alone_seconds(config, missing, way)
+            beside = self._exchanged(config, missing, exchange, way) if sends else (0.0, 0.0)
+            seconds = exposed_seconds(self._rates(config), work, host, *beside)
+            known.update(zip(missing, seconds.T, strict=True))
+        return [known[micro] for micro in micros]
 
     def kinds(
         self, config: LayerConfig, loss: Literal["fused"] | None = None
@@ -195,7 +197,8 @@ class LayerPrices:
             config: how layers compute.
             loss: the plan's `loss`, for what passes cost.
         """
-        return self._kinds(config.tensor, config.expert, config.context, loss)
+        mode = config.precision, config.compiled
+        return self._kinds(config.tensor, config.expert, config.context, loss, mode)
 
     def _kinds_of(
         self,
@@ -203,29 +206,13 @@ class LayerPrices:
         expert: int | None,
         context: int | None,
         loss: Literal["fused"] | None,
+        mode: tuple[Precision, bool],
     ) -> tuple[LayerKind, ...]:
-        shard = self._graph.shard(tensor, loss=loss)
-        kinds = divided_kinds(gathered_kinds(shard.kinds, context or 1), expert or 1)
+        kinds = self._graph.shard(tensor, loss=loss).kinds
+        if expert or context:
+            kinds = {name: kind.of_mode(*mode) for name, kind in kinds.items()}
+            kinds = divided_kinds(gathered_kinds(kinds, context or 1), expert or 1)
         return tuple(kinds[name] for name in self._names)
-
-    def _pass_seconds(
-        self, config: LayerConfig, micros: Sequence[int], exchange: ExchangeKey
-    ) -> Iterable[Floats]:
-        rates, (work, host) = self._rates(config), self._alone(config, micros)
-        beside = [np.zeros((2, len(work)))] * len(micros)
-        if config.tensor > 1 or config.reshard or config.context or config.expert:
-            data, parameters, accumulates, pipeline = exchange
-            plan = partial(
-                self.plan,
-                config,
-                data=data,
-                sharding=(parameters, parameters),
-                accumulates=accumulates,
-                pipeline=pipeline,
-            )
-            beside = [self._exchanged(config, plan(micro=micro)) for micro in micros]
-        seconds = exposed_seconds(rates, work, host, *np.moveaxis(np.array(beside), 0, 2))
-        return list(seconds.T.reshape(len(micros), len(PASSES), 2, len(self.layers)))
 
     def _rates(self, config: LayerConfig) -> DeviceRates:
         mode = OpContext(
@@ -237,38 +224,32 @@ class LayerPrices:
         in_turn = self._machine.execution_model == "bulk-synchronous"
         return DeviceRates(self.device(config), mode, self._machine.stack, in_turn=in_turn)
 
-    def _alone(self, config: LayerConfig, micros: Sequence[int]) -> PassSeconds:
-        """Seconds of all passes without communication, `[pass, micro]`."""
-        known = self._alone_cache.setdefault(config, {})
+    def _alone_seconds(
+        self, config: LayerConfig, micros: Sequence[int], way: PassWay
+    ) -> tuple[Floats, Floats]:
+        """Seconds of work and of the host of a pass without communication, `[column, micro]`."""
+        config = config._replace(reshard=None)
+        if self.device(config) is self._devices[False]:
+            config = config._replace(optimizer_tier=DEVICE_TIER)
+        known = self._alone.setdefault((config, way), {})
         missing = [micro for micro in micros if micro not in known]
         if missing:
-            # Other sizes cost next to nothing now, and are often asked for next.
-            missing += [
-                each for each in _COMMON_MICROS if each not in known and each not in missing
-            ]
-            parts = [micro_of_rank(self.plan(config, micro=micro)) for micro in missing]
-            passes = [each for _, _, each in self._passes_of(config)]
-            found = passes_seconds(
-                passes, self._rates(config), np.array(parts), tensor=int(config.tensor)
-            )
-            known.update(zip(missing, zip(found.work.T, found.host.T, strict=True), strict=True))
-        return PassSeconds(
-            *(
-                np.stack(each, axis=1)
-                for each in zip(*(known[micro] for micro in micros), strict=True)
-            )
+            parts = np.array([micro / (config.context or 1) for micro in missing])
+            work, host = self._tables(config, way)[1].seconds(parts)
+            known.update(zip(missing, zip(work.T, host.T, strict=True), strict=True))
+        work, host = (
+            np.stack(each, axis=1) for each in zip(*(known[micro] for micro in micros), strict=True)
         )
+        return work, host
 
-    def _layer_passes(self, config: LayerConfig) -> list[tuple[InstructionKind, int, LayerPass]]:
-        """The passes of all columns, plain and selectively recomputed."""
-        found = []
-        for kind, selective in product(PASSES, (False, True)):
-            kinds = self.kinds(config, config.loss)
-            for layer, each in zip(self.layers, kinds, strict=True):
-                cost = self.cost(config, each, selective=selective)
-                ops = pass_ops(kind, each, cost, reach=self._graph.gradient_reach(layer))
-                found.append((kind, layer, LayerPass(ops, cost, backward="backward" in kind)))
-        return found
+    def _table(self, config: LayerConfig, way: PassWay) -> tuple[list[LayerPass], PassPrices]:
+        """A pass of all columns, and its prices."""
+        passes = []
+        for layer, each in zip(self.layers, self.kinds(config, config.loss), strict=True):
+            cost = self.cost(config, each, selective=way.selective)
+            ops = pass_ops(way.kind, each, cost, reach=self._graph.gradient_reach(layer))
+            passes.append(LayerPass(ops, cost, backward="backward" in way.kind))
+        return passes, PassPrices(passes, self._rates(config), tensor=int(config.tensor))
 
     def cost(self, config: LayerConfig, kind: LayerKind, *, selective: bool) -> LayerCost:
         """The cost of a layer; the plain one if it has none that is recomputed selectively."""
@@ -280,20 +261,42 @@ class LayerPrices:
         sequence = self._base.batch.sequence
         return with_attention(cost, kind, config.attention, sequence, selective=can)
 
-    def _exchanged(self, config: LayerConfig, plan: Plan) -> Floats:
-        """Seconds of collectives and of gathers of each pass, `[2, pass]`."""
-        costs = CommunicationCosts(plan, self._graph, self._machine)
-        seconds, gather = cache(costs.pass_collective_seconds), cache(costs.gather_seconds)
-        return np.array(
+    def _exchanged(
+        self, config: LayerConfig, micros: Sequence[int], exchange: ExchangeKey, way: PassWay
+    ) -> tuple[Floats, Floats]:
+        """Seconds of collectives and of gathers of a pass, `[column, micro]`."""
+        data, parameters, accumulates, pipeline = exchange
+        plans = [
+            self.plan(
+                config,
+                micro=micro,
+                data=data,
+                sharding=(parameters, parameters),
+                accumulates=accumulates,
+                pipeline=pipeline,
+            )
+            for micro in micros
+        ]
+        costs = CommunicationCosts(plans[0], self._graph, self._machine)
+        passes, _ = self._tables(config._replace(reshard=None, optimizer_tier=DEVICE_TIER), way)
+        sent = np.zeros((len(passes), len(micros)))
+        for column, run in enumerate(passes):
+            for collective, times in Counter(op.collective for op in run.ops).items():
+                if collective is not None:
+                    nbytes = [pass_collective(collective, plan) for plan in plans]
+                    seconds = [costs.pass_collective_seconds(each) for each in nbytes]
+                    sent[column] += times * np.array(seconds)
+        if not config.reshard and (config.context is None or self._machine.stack is None):
+            return sent, np.zeros_like(sent)
+        gathers = [
+            CommunicationCosts(plan, self._graph, self._machine).gather_seconds for plan in plans
+        ]
+        return sent, np.array(
             [
-                (
-                    sum(map(seconds, op_collectives(run.ops, plan))),
-                    gather(instruction),
-                )
-                for kind, layer, run in self._passes_of(config)
-                for instruction in (Instruction(kind, layer),)
+                [seconds(Instruction(way.kind, layer)) for seconds in gathers]
+                for layer in self.layers
             ]
-        ).T
+        )
 
     def _sums(
         self, config: LayerConfig, accumulates: bool, micro: int, shared: tuple[int, ...]

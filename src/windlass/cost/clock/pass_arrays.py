@@ -5,9 +5,9 @@ from functools import cached_property
 import numpy as np
 
 from windlass.cost.arrays import Floats
-from windlass.cost.clock.layer_prices import PASSES
 from windlass.cost.clock.plan_batch import PlanBatch
 from windlass.cost.clock.plan_columns import PlanColumns
+from windlass.cost.clock.price_keys import PassWay
 from windlass.program import InstructionKind
 
 
@@ -21,13 +21,14 @@ class PassArrays:
 
     def __init__(self, batch: PlanBatch, columns: PlanColumns) -> None:
         self._batch = batch
-        rows, place = batch.pass_rows
         full, selective = columns.recompute_modes()
-        some = selective.astype(np.int64) if selective.any() else 0
-        layers = batch.prices.columns[:, None]
+        selects = bool(selective.any())
 
         def of(kind: InstructionKind) -> Floats:
-            return np.asarray(rows[place, PASSES.index(kind), some, layers])
+            plain = batch.passes(PassWay(kind))
+            if not selects:
+                return plain
+            return np.where(selective, batch.passes(PassWay(kind, selective=True)), plain)
 
         self.forward = of("forward")
         self.backward = of("backward_input" if batch.splits else "backward")

@@ -13,7 +13,7 @@ import numpy as np
 from windlass.cost.arrays import Bools, Floats, Ints
 from windlass.cost.clock.layer_prices import LayerPrices
 from windlass.cost.clock.plan_columns import LayerConfig, PlanColumns
-from windlass.cost.clock.price_keys import ExchangeKey, StateKey, StatePrice
+from windlass.cost.clock.price_keys import ExchangeKey, PassWay, StateKey, StatePrice
 from windlass.cost.clock.stage_layout import StageLayout
 from windlass.cost.step_traffic import copy_seconds, tied_grad_add_bytes
 from windlass.schema import DEVICE_TIER, Machine
@@ -54,6 +54,7 @@ class PlanBatch:
         self.prices, self.machine = prices, machine
         self.splits = self.shape.schedule == "zero-bubble"
         """Whether a backward pass is split in two."""
+        self._passes: dict[PassWay, Floats] = {}
         self.bulk_synchronous = machine.execution_model == "bulk-synchronous"
 
     def serves(self, columns: PlanColumns) -> bool:
@@ -69,25 +70,32 @@ class PlanBatch:
             )
         )
 
+    def passes(self, way: PassWay) -> Floats:
+        """Seconds of a pass, `[layer, plan]`."""
+        if way not in self._passes:
+            keys, place = self._exchanges
+            rows = [
+                row
+                for (config, exchange), micros in keys
+                for row in self.prices.passes(config, micros, exchange, way)
+            ]
+            self._passes[way] = np.array(rows)[place, self.prices.columns[:, None]]
+        return self._passes[way]
+
     @cached_property
-    def pass_rows(self) -> tuple[Floats, Ints]:
-        """Seconds of passes, `[row, pass, selective, layer column]`, and the row of each plan."""
+    def _exchanges(
+        self,
+    ) -> tuple[list[tuple[tuple[LayerConfig, ExchangeKey], list[int]]], Ints]:
+        """What passes depend on, with micro-batch sizes, and each plan's index among these."""
         columns, configs = self.columns, self.columns.configs
         sharing = np.where(self.reshards, columns.parameters, 1)
         sums = self.reshards & (columns.accumulation > 1)
         keys, place = distinct(columns.config, columns.data, sharing, sums, columns.micro)
-        micros: dict[tuple[int, ...], list[int]] = {}
-        for *key, micro in keys:
-            micros.setdefault(tuple(key), []).append(micro)
-        rows = [
-            self.prices.passes(
-                configs[config],
-                some,
-                ExchangeKey(data, parameters, bool(accumulates), self._between),
-            )
-            for (config, data, parameters, accumulates), some in micros.items()
-        ]
-        return np.concatenate(rows), place
+        micros: dict[tuple[LayerConfig, ExchangeKey], list[int]] = {}
+        for config, data, parameters, accumulates, micro in keys:
+            exchange = ExchangeKey(data, parameters, bool(accumulates), self._between)
+            micros.setdefault((configs[config], exchange), []).append(micro)
+        return list(micros.items()), place
 
     @cached_property
     def sums(self) -> tuple[Floats, Floats]:

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 from windlass.cost.arrays import Floats
 from windlass.cost.clock.plan_columns import LayerConfig
+from windlass.program import InstructionKind
 
 
 class StatePrice(NamedTuple):
@@ -26,6 +27,14 @@ class StatePrice(NamedTuple):
     """Seconds to read and write back offloaded optimizer state."""
     norm_bytes: Floats
     norm_launches: Floats
+
+
+class PassWay(NamedTuple):
+    """A pass of a layer."""
+
+    kind: InstructionKind
+    selective: bool = False
+    """Whether the layer is recomputed selectively."""
 
 
 class ExchangeKey(NamedTuple):

@@ -8,17 +8,18 @@
 """
 
 from functools import cache
+from itertools import pairwise
 
 import numpy as np
 
-from windlass.cost import ArrayClock, Floats, Ints, PipelineShape, PlanColumns
+from windlass.cost import ArrayClock, Floats, Ints
 from windlass.planner.space.plan_space import PipelineOption, PlanSpace
 from windlass.schema import DEVICE_TIER, Precision
 
 _ANY_SHARDS = 2
 """A degree at which parameters are sharded at all."""
-CLOCK_ERROR = 0.01
-"""Largest share by which the clock's extrapolation of many micro-batches is below their passes."""
+CLOCK_ERROR = 1e-9
+"""Relative error of sums of the same seconds in another order."""
 
 
 class ConfigBounds:
@@ -35,13 +36,16 @@ class ConfigBounds:
         sums = self._table.accumulation > 1
         keys = (self._table.mode * len(micros) + micro) * 2 + sums
         self._keys, self._key = np.unique(keys, return_inverse=True)
-        self._of_key = np.stack(
-            [self._keys // 2 // len(micros), micros[self._keys // 2 % len(micros)], self._keys % 2]
-        )
-        """Mode, micro-batch and whether several are summed, `[3, key]`."""
-        self._before = np.full((3, len(self._keys), space.graph.layers + 1), np.nan)
-        """Seconds of one micro-batch in all layers before each: forward passes, all passes, and
-        additions of gradients, `[3, key, layer]`."""
+        self._of_key = [
+            (table_mode, int(micros[micro]), bool(summed))
+            for key in self._keys.tolist()
+            for rest, summed in (divmod(key, 2),)
+            for table_mode, micro in (divmod(rest, len(micros)),)
+        ]
+        """Mode, micro-batch and whether several are summed, `[key]`."""
+        self._before = np.full((4, len(self._keys), space.graph.layers + 1), np.nan)
+        """Seconds of one micro-batch in all layers before each: forward passes, all passes,
+        additions of gradients and full recompute, `[4, key, layer]`."""
         self._products = cache(self._product_seconds)
 
     def products(self, pipelines: Ints) -> Floats:
@@ -60,7 +64,7 @@ class ConfigBounds:
     def passes(self, pipelines: Ints, configs: Ints) -> Floats:
         """Seconds of passes that are spread evenly over stages, `[item]`."""
         keys, place = np.unique(self._priced(configs), return_inverse=True)
-        _, both, sums = self._before[:, keys]
+        _, both, sums, _ = self._before[:, keys]
         times = self._table.accumulation[configs]
         each, added = np.diff(both, axis=1), np.diff(sums, axis=1)
         one = np.arange(len(keys)), (each + added).argmax(axis=1)
@@ -68,19 +72,51 @@ class ConfigBounds:
         even = (times * both[place, -1] + (times - 1) * sums[place, -1]) / pipelines
         return np.asarray(np.maximum(even, slowest) * self._pace(pipelines, configs))
 
-    def in_phases(self, pipelines: Ints, configs: Ints) -> Floats:
-        """Seconds of passes of plans in phases, `[item]`.
+    def in_phases(self, pipelines: Ints, configs: Ints, below_seconds: float) -> Floats:
+        """Seconds of passes of plans in phases, `[item]`, looked at closely below a limit.
 
         A stage sends nothing on before all micro-batches have passed all of its phases but the
         last, and nothing back before they have passed all but the first backward. So each layer's
-        forward or backward passes have the time of no other stage's.
+        forward or backward passes have the time of no other stage's. All layers but those of the
+        last phase of their stage are recomputed.
         """
-        even = self.passes(pipelines, configs)
-        keys, place = np.unique(self._key[configs], return_inverse=True)
-        forward, both, _ = np.diff(self._before[:, keys], axis=2)
+        seconds = self.passes(pipelines, configs)
+        near = np.flatnonzero(seconds < below_seconds)
+        keys, place = np.unique(self._priced(configs[near], recomputes=True), return_inverse=True)
+        forward, both = (np.diff(self._before[at, keys]) for at in (0, 1))
         way = np.minimum(forward, both - forward).sum(axis=1)[place]
-        way = way * self._table.accumulation[configs]
-        return np.where(pipelines > 1, np.maximum(even, way), even)
+        way *= self._table.accumulation[configs[near]] * (pipelines[near] > 1)
+        for pipeline in np.unique(pipelines[near]).tolist():
+            own = pipelines[near] == pipeline
+            stages = self.phase_stages(pipeline, configs[near][own])
+            seconds[near[own]] = np.maximum(way[own], stages.max(axis=1))
+        seconds[near] *= self._pace(pipelines[near], configs[near])
+        return seconds
+
+    def phase_stages(self, pipeline: int, configs: Ints) -> Floats:
+        """Seconds of the passes of each stage of plans in phases, `[item, stage]`."""
+        keys, place = np.unique(self._priced(configs, recomputes=True), return_inverse=True)
+        bounds, turns = np.array(self._space.chunk_bounds(pipeline)), self.turns(pipeline)
+        _, both, sums, again = self._before[:, keys]
+        passes, added = np.diff(both[:, bounds]), np.diff(sums[:, bounds])
+        passes += again[:, turns] - again[:, bounds[:-1]]
+        count = self._table.accumulation[configs, None]
+        return np.asarray(count * passes[place] + (count - 1) * added[place])
+
+    def turns(self, pipeline: int) -> Ints:
+        """First layer of each stage that may not be recomputed in phases, `[stage]`.
+
+        A stage is divided so that its largest phase has as few parameters as possible. In more
+        phases than two the largest, and so the last, has no more than the larger of two.
+        """
+        counts = [kind.parameter_count for kind in self._space.graph.layer_kinds()]
+        before = np.cumsum([0, *counts])
+        turns = []
+        for begin, end in pairwise(self._space.chunk_bounds(pipeline)):
+            first, last = before[begin : end + 1] - before[begin], before[end] - before[begin:end]
+            most = np.maximum(first[1:-1], last[1:]).min(initial=last[0])
+            turns.append(begin + int((last <= most).argmax()))
+        return np.array(turns)
 
     def state_bytes(self, pipelines: Ints, configs: Ints) -> Floats:
         """Bytes of state and process on an average stage that shares all it can, `[item]`.
@@ -122,12 +158,12 @@ class ConfigBounds:
         """Seconds of the slowest stage's passes, and of the way to it and back, `[item]`."""
         ends = list(self._space.chunk_bounds(option.pipeline * option.virtual_stages))
         chunks = np.diff(self._before[:, self._priced(configs)][..., ends], axis=2)
-        turns = chunks.reshape(3, len(configs), option.virtual_stages, option.pipeline)
+        turns = chunks.reshape(4, len(configs), option.virtual_stages, option.pipeline)
         times = self._table.accumulation[configs, None]
-        forward, both, _ = turns[:, :, 0]
+        forward, both, *_ = turns[:, :, 0]
         # Weight gradients of a split backward may come after the way back.
         way = forward if option.schedule == "zero-bubble" else both
-        _, passes, sums = turns.sum(axis=2)
+        _, passes, sums, _ = turns.sum(axis=2)
         seconds = times * passes + (times - 1) * sums + np.cumsum(way, axis=1) - way
         return np.asarray(seconds.max(axis=1) * self._pace(np.array(option.pipeline), configs))
 
@@ -138,36 +174,25 @@ class ConfigBounds:
         factors = [self._space.machine.straggler_factor(int(count)) for count in numbers]
         return np.asarray(np.array(factors)[place])
 
-    def _priced(self, configs: Ints) -> Ints:
+    def _priced(self, configs: Ints, *, recomputes: bool = False) -> Ints:
         """The key of each configuration, whose passes have been priced, `[config]`."""
         keys = self._key[configs]
-        unknown = np.unique(keys[np.isnan(self._before[0, keys, 0])])
-        for sums in (0, 1):
-            alike = unknown[self._of_key[2, unknown] == sums]
-            if alike.size:
-                seconds = self._clock.stage_seconds(self._one_layer_stages(alike, 1 + sums))
-                self._before[:, alike, 0] = 0.0
-                self._before[:, alike, 1:] = np.cumsum(seconds, axis=2)
+        unknown = np.unique(keys[np.isnan(self._before[-1 if recomputes else 0, keys, 0])])
+        alike: dict[tuple[int, bool], list[int]] = {}
+        for key in unknown.tolist():
+            mode, _, sums = self._of_key[key]
+            alike.setdefault((mode, sums), []).append(key)
+        for (mode, sums), rows in alike.items():
+            seconds = self._clock.layer_seconds(
+                self._table.modes[mode],
+                [self._of_key[key][1] for key in rows],
+                accumulates=sums,
+                recomputes=recomputes,
+            )
+            seconds[3:, :, : self._space.graph.first_trained] = 0.0  # they have no backward pass
+            self._before[: len(seconds), rows, 0] = 0.0
+            self._before[: len(seconds), rows, 1:] = np.cumsum(seconds, axis=2)
         return np.asarray(keys)
-
-    def _one_layer_stages(self, keys: Ints, accumulation: int) -> PlanColumns:
-        """Plans in which every layer is a stage of its own, so that a stage's time is a layer's."""
-        layers, ones = self._space.graph.layers, np.ones(len(keys), dtype=np.int64)
-        modes, micro, _ = self._of_key[:, keys]
-        none = np.zeros((len(keys), layers), dtype=np.int64)
-        return PlanColumns(
-            shape=PipelineShape.of("1f1b", layers, 1, accumulation),
-            chunk_bounds=tuple(range(layers + 1)),
-            configs=self._table.modes,
-            config=modes,
-            micro=micro,
-            accumulation=ones * accumulation,
-            data=ones,
-            parameters=ones,
-            optimizer=ones,
-            full=none,
-            selective=none,
-        )
 
     def _product_seconds(self, tensor: int, precision: Precision) -> float:
         """Seconds of one sequence's products on one tensor-parallel rank, at the fastest rate."""

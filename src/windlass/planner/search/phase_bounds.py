@@ -113,7 +113,17 @@ class PhaseMemory:
         # Nothing runs backward there, or each micro-batch right after its forward.
         beside[(end <= first_trained) | ((begin == first) & (end == len(output)))] = 0
         running = np.maximum.reduceat(self._running, begin)
+        running[end == len(output)] = self._running_at_once(table)
         return table.most(self._state(begin, end) + running + beside)
+
+    def _running_at_once(self, table: PhaseTable) -> Ints:
+        """Bytes of a micro-batch that runs backward in the last phase of all, `[plan]`."""
+        layers = np.arange(len(self._output))
+        begin = table.begin[table.end == len(layers), None]
+        kept = np.where(table.recomputed, 0, self._saved) + self._output
+        is_inside = layers >= begin
+        before = sums_before(np.where(is_inside & (layers >= self._first_trained), kept, 0))
+        return np.asarray(np.where(is_inside, before[:, :-1] + self._running, 0).max(axis=1))
 
     def of_fullest_layer(self) -> int:
         """Bytes of the layer that needs most while it runs backward alone, as a phase at least."""
@@ -232,40 +242,41 @@ class StateExchanges:
         owners = (owner for owners in tied_owner_layers(graph) for owner in owners)
         self._again = np.ones(graph.layers, dtype=bool)
         self._again[[*range(graph.first_trained), *owners]] = False
-        self._known: dict[tuple[object, ...], tuple[Floats, Floats]] = {}
+        self._known: dict[tuple[object, ...], tuple[Floats, Floats, Floats]] = {}
 
-    def of(self, plan: Plan) -> tuple[Floats, Floats]:
-        """Seconds of all layers before each, in a step and again for phases but the last.
+    def of(self, plan: Plan) -> tuple[Floats, Floats, Floats]:
+        """Seconds of all layers before each: in a step, again for phases but the last, reductions.
+
+        All reductions of a stage follow each other, beside passes or not.
 
         Args:
             plan: what the plans share, offloaded to any tier.
         """
         key = state_key(plan)
         if key not in self._known:
-            once, again = self._layer_seconds(plan)
-            self._known[key] = sums_before(once), sums_before(np.where(self._again, again, 0.0))
+            once, again, reduce = self._layer_seconds(plan)
+            again = np.where(self._again, again, 0.0)
+            self._known[key] = sums_before(once), sums_before(again), sums_before(reduce)
         return self._known[key]
 
-    def _layer_seconds(self, plan: Plan) -> tuple[Floats, Floats]:
-        """Seconds of each layer's gather and reduction, and of its gather alone."""
+    def _layer_seconds(self, plan: Plan) -> Floats:
+        """Seconds of each layer's exchanges, of its gather and of its reduction, `[3, layer]`."""
         layers, parallel = self._graph.layers, plan.parallel
         if parallel.replicas == 1 or self._machine.stack is not None:
-            return np.zeros(layers), np.zeros(layers)
+            return np.zeros((3, layers))
         costs = InstructionCosts(plan, self._graph, self._machine)
-
-        def seconds(kind: InstructionKind, layer: int) -> float:
-            each = Instruction(kind, layer)
-            return costs.communication_seconds(each) - costs.communication.overlapped_seconds(each)
-
-        known: dict[str, tuple[float, float]] = {}
+        known: dict[str, tuple[float, float, float]] = {}
         for layer, kind in enumerate(self._graph.layer_kinds()):
             if kind.name not in known:
-                gathers = plan.sharding.parameters > 1 and kind.parameter_count
-                gather = seconds("unshard_weights", layer) if gathers else 0.0
-                reduce = seconds("reduce_grads", layer) if kind.trained_count else 0.0
-                known[kind.name] = gather + reduce, gather
-        once, again = np.array([known[kind.name] for kind in self._graph.layer_kinds()]).T
-        return once, again
+                gather = reduce = beside = 0.0
+                if plan.sharding.parameters > 1 and kind.parameter_count:
+                    gather = costs.communication_seconds(Instruction("unshard_weights", layer))
+                if kind.trained_count:
+                    each = Instruction("reduce_grads", layer)
+                    reduce = costs.communication_seconds(each)
+                    beside = costs.communication.overlapped_seconds(each)
+                known[kind.name] = gather + reduce - beside, gather, reduce
+        return np.array([known[kind.name] for kind in self._graph.layer_kinds()]).T
 
 
 class StateTransfers:
@@ -316,7 +327,7 @@ def min_step_seconds(
     plan: Plan,
     table: PhaseTable,
     times: LayerPassTimes,
-    exchanges: tuple[Floats, Floats],
+    exchanges: tuple[Floats, Floats, Floats],
     transfers: tuple[Floats, Floats],
     *,
     overlap: bool,
@@ -346,7 +357,7 @@ def min_step_seconds(
     way = np.where(is_on_way, onward, 0.0) + np.where(is_on_way_back, back, 0.0)
     begins_stage = begin == table.stage_begin
     stages = np.add.reduceat(onward + back, np.flatnonzero(begins_stage))
-    once, gathered_again = exchanges
+    once, gathered_again, reductions = exchanges
     stage_begin, turn = table.stage_begin[begins_stage], begin[end == table.stage_end]
     stages += once[table.stage_end[begins_stage]] - once[stage_begin]
     stages += gathered_again[turn] - gathered_again[stage_begin]
@@ -357,5 +368,6 @@ def min_step_seconds(
         stages = np.maximum(stages, updates + np.maximum(gradients, backs))
     else:
         stages += updates + gradients
-    slowest = table.most(stages, begins_stage)
+    alone = reductions[table.stage_end[begins_stage]] - reductions[stage_begin]
+    slowest = table.most(np.maximum(stages, alone), begins_stage)
     return np.maximum(np.bincount(row, way, len(table.stages)), slowest)

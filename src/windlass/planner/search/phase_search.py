@@ -50,7 +50,7 @@ from windlass.program import (
     memory_profile,
     plan_errors,
 )
-from windlass.schema import Graph, Machine, Plan, Prediction, Recompute, Tier
+from windlass.schema import Graph, Machine, Plan, Prediction, Tier
 
 _SHORT_MICROBATCHES = 3
 """Micro-batches of the longer of two short programs."""
@@ -156,26 +156,30 @@ class _PhaseSearch:
         stage, config = np.nonzero(self._bounds.products(pipelines) < self.best_seconds)
         if config.size:
             stages = pipelines[stage]
-            seconds = self._bounds.in_phases(stages, config) * (1 - CLOCK_ERROR)
+            seconds = self._bounds.in_phases(stages, config, self.best_seconds) * (1 - CLOCK_ERROR)
             for at in np.flatnonzero(seconds < self.best_seconds).tolist():
                 yield float(seconds[at]), _Shape(int(stages[at]), int(config[at]))
 
     def _fitting_by_size(self, shape: _Shape) -> Iterator[tuple[float, Plan]]:
         """Plans that fit by layer sizes alone and may be fastest, with bounds on their steps."""
         graph, machine = self._space.graph, self._space.machine
-        nearest, slow = offload_tiers(machine)[0].name, set[Recompute]()
+        nearest, bounds = offload_tiers(machine)[0].name, self._bounds
+        passes = bounds.phase_stages(shape.pipeline, np.array([shape.config]))[0]
+        begins = np.array(self._space.chunk_bounds(shape.pipeline))
+        turns = bounds.turns(shape.pipeline)
         for base in plans_of(self._space, *shape):
+            offloaded = with_state_on(base, nearest, activations=False)
+            once, again, alone = self._exchanges.of(offloaded)
+            busy = passes + np.diff(once[begins]) + again[turns] - again[begins[:-1]]
+            least = max(busy.max(), np.diff(alone[begins]).max()) * (1 - CLOCK_ERROR)
+            if least >= self.best_seconds:
+                continue
             if self._sizes.least_bytes(base) > self._budget_bytes:
                 return
-            mode = base.stages[0].recompute
-            table = None if mode in slow else self._state.table_with_room(base)
+            table = self._state.table_with_room(base)
             if table is None:
                 continue
-            offloaded = with_state_on(base, nearest, activations=False)
             plan = offloaded.model_copy(update={"stages": table.stages[0]})
-            if (self._least_seconds(plan, table, shares=False) >= self.best_seconds).all():
-                slow.add(mode)  # with any sharding
-                continue
             seconds = self._least_seconds(plan, table)
             near = np.flatnonzero(seconds < self.best_seconds).tolist()
             places = self._sizes.places(base, table) if near else []
@@ -185,15 +189,14 @@ class _PhaseSearch:
                     update = {"stages": table.stages[row]}
                     yield float(seconds[row]), offloaded.model_copy(update=update)
 
-    def _least_seconds(self, plan: Plan, table: PhaseTable, *, shares: bool = True) -> Floats:
-        """Least seconds of a step, `[plan]`; of passes alone, or with what state takes too."""
-        none = np.zeros(self._space.graph.layers + 1)
+    def _least_seconds(self, plan: Plan, table: PhaseTable) -> Floats:
+        """Least seconds of a step, `[plan]`."""
         return min_step_seconds(
             plan,
             table,
             self._times.of(plan),
-            self._exchanges.of(plan) if shares else (none, none),
-            self._transfers.of(plan) if shares else (none, none),
+            self._exchanges.of(plan),
+            self._transfers.of(plan),
             overlap=self._transfers.overlap,
         )
 

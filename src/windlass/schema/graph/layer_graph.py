@@ -138,6 +138,19 @@ class LayerKind(Document):
             update={name: tuple(map(change, getattr(self, name))) for name in names}
         )
 
+    def of_mode(self, precision: Precision, compiled: bool) -> Self:
+        """The same kind with only the costs that hold for a precision, compiled or not."""
+        mode = self.captured(precision), compiled
+        names = ("costs", "selective_costs", "fused_costs")
+        return self.model_copy(
+            update={
+                name: tuple(
+                    each for each in getattr(self, name) if (each.precision, each.compiled) == mode
+                )
+                for name in names
+            }
+        )
+
     def costs_for(self, precision: Precision) -> tuple[LayerCost, ...]:
         """The captured costs that hold for a precision."""
         captured = self.captured(precision)
