@@ -14,6 +14,9 @@ from .clock.plan_columns import (
 from .clock.stack_bytes import (
     stack_stage_bytes,
 )
+from .clock.stage_moments import (
+    waiting_microbatches,
+)
 from .compiled_code import (
     CompiledCode,
     KeptCode,
@@ -76,4 +79,5 @@ __all__ = [
     "stack_stage_bytes",
     "stage_programs",
     "stage_tier_peaks",
+    "waiting_microbatches",
 ]

@@ -11,6 +11,8 @@ from windlass.planner.search.best_first import CLOCK_ERROR, BestFirst
 from windlass.planner.search.bounds import ConfigBounds
 from windlass.planner.search.evaluate import stage_peak_bytes
 from windlass.planner.search.least_recompute import most_sharing
+from windlass.planner.search.memory_fit import MemoryFit
+from windlass.planner.search.search_result import SearchResult
 from windlass.planner.space.plan_space import PlanSpace
 
 ROUNDING = 1e-9
@@ -53,6 +55,32 @@ def test_no_bound_is_above_what_a_plan_takes_or_holds():
                     assert (state <= nbytes * (1 + ROUNDING)).all()
                     looked_at += columns.count
     assert looked_at > 500
+
+
+def test_no_bound_with_recompute_is_above_what_a_plan_takes_that_fits():
+    recomputing = 0
+    for space, share in zip(spaces(6), (0.3, 0.5, 0.7, 0.4, 0.6, 0.8), strict=True):
+        clock = ArrayClock(space.base, space.graph, space.machine)
+        everything = np.arange(space.table.count)
+        options = [each for count in space.pipeline_degrees for each in space.options(count)]
+        batches = [
+            (option, configs, *batch)
+            for option in options
+            for configs in (space.legal(option, everything),)
+            for batch in space.columns(option, configs)
+        ]
+        held = np.concatenate([clock.least_bytes(each[2]).max(axis=1) for each in batches])
+        budget = int(np.quantile(held, share))
+        bounds = ConfigBounds(space, clock, budget)
+        plain, fit = ConfigBounds(space, clock), MemoryFit(space, clock, budget)
+        for option, configs, columns, config in batches:
+            least = bounds.stages(option, configs)
+            recomputing += int((least > plain.stages(option, configs) * (1 + ROUNDING)).sum())
+            for plans, rows in fit.recomputed(columns, option, SearchResult()):
+                place = np.searchsorted(configs, config[rows])
+                seconds = clock.step_seconds(plans) * (1 + CLOCK_ERROR)
+                assert (least[place] <= seconds).all()
+    assert recomputing > 50
 
 
 def test_of_all_sharding_that_of_the_most_sharing_needs_least_memory():

@@ -6,7 +6,7 @@ from functools import cache
 
 import numpy as np
 
-from windlass.cost.arrays import Floats
+from windlass.cost.arrays import Floats, Ints
 from windlass.cost.clock.layer_bytes import LayerBytes
 from windlass.cost.clock.layer_prices import LayerPrices
 from windlass.cost.clock.least_bytes import LeastBytes
@@ -114,6 +114,41 @@ class ArrayClock:
         )
         sums = np.array([prices.sums(config, accumulates, each, none)[1] for each in micros])
         return np.array([forward, forward + backward, sums, *again])[..., prices.columns]
+
+    def recompute_seconds(
+        self, config: LayerConfig, micro: int, *, accumulates: bool, selects: bool
+    ) -> Floats:
+        """Seconds of a micro-batch's recompute in each layer, whole or selective, `[2, layer]`.
+
+        Args:
+            config: how layers compute.
+            micro: sequences of a micro-batch.
+            accumulates: whether a step has several micro-batches.
+            selects: whether layers can be recomputed selectively; if not, it takes forever.
+        """
+        exchange, prices = ExchangeKey(1, 1, accumulates, 1), self._prices
+
+        def seconds(kind: InstructionKind, *, selective: bool = False) -> Floats:
+            return prices.passes(config, [micro], exchange, PassWay(kind, selective))[0]
+
+        more = np.full(len(prices.layers), np.inf)
+        if selects:
+            kinds: tuple[InstructionKind, ...] = ("forward", "backward")
+            changes = [seconds(each, selective=True) - seconds(each) for each in kinds]
+            more = np.maximum(sum(changes), 0.0)
+        return np.array([seconds("recompute"), more])[:, prices.columns]
+
+    def kept_bytes(self, config: LayerConfig, micro: int) -> Floats:
+        """Bytes that each layer saves of a micro-batch, and of its output, `[2, 2, layer]`.
+
+        First of layers that are not recomputed, then of those that are selectively.
+        """
+        return self._sizes.kept(config, micro)[..., self._prices.columns]
+
+    @property
+    def columns(self) -> Ints:
+        """Layers with equal numbers are alike, `[layer]`."""
+        return self._prices.columns
 
     def least_seconds(self, columns: PlanColumns) -> Floats:
         """Lower bound on a step with any sharding and at least this recompute, `[plan]`.

@@ -53,6 +53,19 @@ class LayerBytes:
         self.state: Callable[[StateKey], Floats] = cache(self._state)
         """`StateBytes` of all columns, `[name, column]`."""
 
+    def kept(self, config: LayerConfig, micro: int) -> Floats:
+        """Bytes that are saved of a micro-batch, and of outputs, `[name, selective, column]`."""
+        part = np.array([micro / (config.context or 1)])
+        kinds = self._prices.kinds(config, config.loss)
+        costs = [
+            self._prices.cost(config, kind, selective=some)
+            for some in (False, True)
+            for kind in kinds
+        ]
+        sizes = [each.saved_bytes for each in costs] + [each.output_bytes for each in costs]
+        values = np.rint(quantity_values(sizes, part, self._sequence))
+        return np.asarray(values.reshape(2, 2, len(kinds)))
+
     def _activations_of(self, config: LayerConfig, micro: int) -> Floats:
         part = np.array([micro / (config.context or 1)])
         kinds = self._prices.kinds(config, config.loss)

@@ -93,6 +93,33 @@ def moments(shape: PipelineShape) -> tuple[Moment, ...]:
     return tuple(found)
 
 
+@lru_cache(maxsize=1024)
+def waiting_microbatches(shape: PipelineShape) -> Floats:
+    """Micro-batches that wait in each chunk when most of them wait in its stage, `[2, chunk]`.
+
+    At any moment; and when all gradients of the stage exist and none is reduced.
+
+    Args:
+        shape: how a step runs through the stages, with all of its micro-batches.
+    """
+    every = [each for each in moments(shape) if not each.is_weight]
+    turns = -1, shape.virtual_stages, shape.pipeline
+    live = np.array([each.live for each in every])
+    if shape.schedule == "gpipe" and shape.pipeline > 1:
+        more = np.array([~each.ends for each in every])
+        live += np.tile(more * (shape.microbatches - every[0].microbatches), shape.virtual_stages)
+    live = live.reshape(turns)
+    exists = np.array([each.exists for each in every])
+    whole = np.array([each.is_made & ~each.is_done for each in every]).reshape(turns).all(axis=1)
+    found = []
+    for possible in (exists, exists & whole):
+        held = np.where(possible, live.sum(axis=1), -1.0)
+        stage, fullest = np.arange(shape.pipeline), held.argmax(axis=0)
+        waiting = live[fullest, :, stage] * possible[fullest, stage][:, None]
+        found.append(waiting.T.ravel())
+    return np.array(found)
+
+
 def _first(chosen: Bools) -> Bools:
     """Only the first of the chosen passes of each stage."""
     return np.asarray(chosen & (np.cumsum(chosen, axis=1) == 1))

@@ -122,7 +122,7 @@ class BestFirst:
     @cached_property
     def bounds(self) -> ConfigBounds:
         """Lower bounds on all configurations."""
-        return ConfigBounds(self.space, self.clock)
+        return ConfigBounds(self.space, self.clock, self._budget_bytes)
 
     def search(
         self, most: int = 1, *, within: float = 0.0, below_seconds: float = inf

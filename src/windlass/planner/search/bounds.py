@@ -4,15 +4,16 @@
 2. Passes, with additions of gradients from the second micro-batch on: an even part of them on each
    stage, or those of the slowest layer.
 3. Stages: the same of the slowest stage, with the first micro-batch's way to it and the last
-   gradient's way back.
+   gradient's way back, and with the recompute that its memory asks for.
 """
 
-from functools import cache
+from functools import cache, cached_property
 from itertools import pairwise
+from math import inf
 
 import numpy as np
 
-from windlass.cost import ArrayClock, Floats, Ints
+from windlass.cost import ArrayClock, Floats, Ints, PipelineShape, waiting_microbatches
 from windlass.planner.space.plan_space import PipelineOption, PlanSpace
 from windlass.schema import DEVICE_TIER, Precision
 
@@ -22,16 +23,28 @@ CLOCK_ERROR = 1e-9
 """Relative error of sums of the same seconds in another order."""
 
 
+_FOREVER = 1e9
+"""Seconds to recompute for a byte where no layer can be recomputed."""
+
+
 class ConfigBounds:
     """Lower bounds on the configurations of a space.
 
     Args:
         space: the plan space.
         clock: prices passes.
+        budget_bytes: device memory budget; None leaves memory out of the bounds on time.
     """
 
-    def __init__(self, space: PlanSpace, clock: ArrayClock) -> None:
+    def __init__(
+        self, space: PlanSpace, clock: ArrayClock, budget_bytes: int | None = None
+    ) -> None:
         self._space, self._clock, self._table = space, clock, space.table
+        # Other software counts its memory otherwise, and a pin may ask for more recompute.
+        counts = space.machine.stack is None and space.minimizes_recompute
+        self._budget_bytes = budget_bytes if counts else None
+        self._kept: dict[int, Floats] = {}
+        self._relief: dict[tuple[int, bool], float] = {}
         micros, micro = np.unique(self._table.micro, return_inverse=True)
         sums = self._table.accumulation > 1
         keys = (self._table.mode * len(micros) + micro) * 2 + sums
@@ -109,9 +122,7 @@ class ConfigBounds:
         A stage is divided so that its largest phase has as few parameters as possible. In more
         phases than two the largest, and so the last, has no more than the larger of two.
         """
-        counts = [kind.parameter_count for kind in self._space.graph.layer_kinds()]
-        before = np.cumsum([0, *counts])
-        turns = []
+        before, turns = self._parameters[0], []
         for begin, end in pairwise(self._space.chunk_bounds(pipeline)):
             first, last = before[begin : end + 1] - before[begin], before[end] - before[begin:end]
             most = np.maximum(first[1:-1], last[1:]).min(initial=last[0])
@@ -125,28 +136,35 @@ class ConfigBounds:
         and the optimizer state are there together. Other software may sum gradients elsewhere.
         Where parameters are gathered for each pass, replicas share weights and gradients too.
         """
+        graph = self._space.graph
+        process, weights, state = self._bytes_of_state(configs)
+        counts = graph.parameter_count, graph.trained_count
+        return np.asarray(process + (weights @ counts + state * counts[1]) / pipelines)
+
+    def _bytes_of_state(self, configs: Ints) -> tuple[Floats, Floats, Floats]:
+        """Bytes of the process; and for each parameter of a stage, and each trained one.
+
+        Bytes of weights, and of gradients beside them, are `[item, 2]`; of optimizer state `[item]`.
+        """
         space, table = self._space, self._table
-        trained = space.graph.trained_count
-        counts = (space.graph.parameter_count, trained, trained)
         held = []
         for mode in table.modes:
             plan = space.base.model_copy(update={"precision": mode.precision})
             tiers = space.optimizer_tiers(mode.precision)
             state = plan.optimizer_bytes_per_parameter if tiers == (DEVICE_TIER,) else 0.0
-            sizes = (plan.parameter_itemsize, plan.gradient_itemsize, state)
-            process = self._process_bytes(compiled=mode.compiled)
             # No rank has fewer of the experts.
             least = int(mode.tensor) * (mode.expert or 1)
-            each_device = (size * count / least for size, count in zip(sizes, counts, strict=True))
-            held.append((process, *each_device))
+            sizes = (plan.parameter_itemsize, plan.gradient_itemsize, state)
+            process = self._process_bytes(compiled=mode.compiled)
+            held.append((process, *(size / least for size in sizes)))
         process, weights, gradients, state = np.array(held)[table.mode[configs]].T
         context = np.array([mode.context or 1 for mode in table.modes])[table.mode[configs]]
         replicas, pins = table.data[configs] * context, space.request.sharding
         has_sums = (table.accumulation[configs] > 1) & (space.machine.stack is None)
-        held = weights + np.where(has_sums, gradients, 0.0)
+        whole = np.stack([weights, np.where(has_sums, gradients, 0.0)], axis=1)
         if True in space.reshards(_ANY_SHARDS):
-            held = held / (pins.parameters or replicas)
-        return np.asarray(process + (held + state / (pins.optimizer or replicas)) / pipelines)
+            whole = whole / np.broadcast_to(pins.parameters or replicas, replicas.shape)[:, None]
+        return process, whole, state / (pins.optimizer or replicas)
 
     def _process_bytes(self, *, compiled: bool) -> int:
         """Bytes of a process before its first tensor."""
@@ -165,7 +183,85 @@ class ConfigBounds:
         way = forward if option.schedule == "zero-bubble" else both
         _, passes, sums, _ = turns.sum(axis=2)
         seconds = times * passes + (times - 1) * sums + np.cumsum(way, axis=1) - way
+        if self._budget_bytes is not None:
+            seconds += times * self._recompute_seconds(option, configs)
         return np.asarray(seconds.max(axis=1) * self._pace(np.array(option.pipeline), configs))
+
+    def _recompute_seconds(self, option: PipelineOption, configs: Ints) -> Floats:
+        """Seconds of a micro-batch's recompute without which stages do not fit, `[item, stage]`.
+
+        At a stage's fullest moment micro-batches wait in it with what its layers keep. To recompute
+        a layer, wholly or selectively, takes its seconds for each byte that it saves; a stage does
+        so for as many layers in each of its chunks, as far as these have them.
+        """
+        keys, place = np.unique(self._key[configs], return_inverse=True)
+        bounds = np.array(self._space.chunk_bounds(option.pipeline * option.virtual_stages))
+        turns = option.virtual_stages, option.pipeline
+        kept = np.array([self._kept_bytes(key) for key in keys.tolist()])
+        chunks = np.add.reduceat(kept[:, 0, 0] + kept[:, 1, 0], bounds[:-1], axis=1)
+        chunks -= kept[:, 1, 0][:, bounds[1:] - 1]  # it leaves with the pass
+        process, whole, state = self._bytes_of_state(configs)
+        own = np.diff(self._parameters[:, bounds]).reshape(2, *turns).sum(axis=1)
+        always = process[:, None] + whole[:, :1] * own[0] + state[:, None] * own[1]
+        able = np.minimum(bounds[1:], bounds[-1] - 1) - np.maximum(bounds[:-1], 1)
+        able = np.maximum(able, 0).reshape(turns)
+        share = able.max(axis=0) / np.maximum(able.sum(axis=0), 1)
+        alike = len(np.unique(self._clock.columns[1:-1])) == 1
+        microbatches, row = np.unique(self._table.accumulation[configs], return_inverse=True)
+        shapes = (
+            PipelineShape(option.schedule, *turns[::-1], each) for each in microbatches.tolist()
+        )
+        waiting = np.array([waiting_microbatches(each) for each in shapes])
+        waiting = waiting.reshape(len(microbatches), 2, *turns)
+        most = waiting.sum(axis=2) * share if alike else waiting.max(axis=2)
+        bytes_of_one = np.zeros((len(configs), option.pipeline))
+        for at, gradients in enumerate((0.0, whole[:, 1:] * own[1])):
+            held = (waiting[row, at] * chunks[place].reshape(-1, *turns)).sum(axis=1)
+            over = (always + gradients + held) * (1 - CLOCK_ERROR) - (self._budget_bytes or 0)
+            over = np.where(over > 0, over, 0.0) / np.maximum(most[row, at], 1e-9)
+            bytes_of_one = np.maximum(bytes_of_one, over)
+        seconds = np.zeros(len(configs))
+        for item in np.flatnonzero(bytes_of_one.any(axis=1)).tolist():
+            mode = self._table.modes[self._table.mode[configs[item]]]
+            selects = "selective" in self._space.recomputes(option, mode)
+            seconds[item] = self._seconds_of_byte(int(keys[place[item]]), selects=selects)
+        return np.asarray(bytes_of_one * seconds[:, None])
+
+    def _kept_bytes(self, key: int) -> Floats:
+        """Bytes that layers save, and of outputs, of a micro-batch; plain, selectively recomputed.
+
+        The axes are `[2, 2, layer]`. Layers before the first trained one keep nothing.
+        """
+        if key not in self._kept:
+            mode, micro, _ = self._of_key[key]
+            kept = self._clock.kept_bytes(self._table.modes[mode], micro)
+            kept[..., : self._space.graph.first_trained] = 0.0
+            self._kept[key] = kept
+        return self._kept[key]
+
+    def _seconds_of_byte(self, key: int, *, selects: bool) -> float:
+        """Seconds to recompute for each byte that this saves, at least."""
+        if (key, selects) not in self._relief:
+            mode, micro, sums = self._of_key[key]
+            inner = slice(max(1, self._space.graph.first_trained), -1)
+            (plain, some), _ = self._kept_bytes(key)[..., inner]
+            whole, selective = self._clock.recompute_seconds(
+                self._table.modes[mode], micro, accumulates=sums, selects=selects
+            )[:, inner]
+            with np.errstate(divide="ignore", invalid="ignore"):
+                each = np.where(plain > 0, whole / plain, np.inf)
+                other = np.where(plain > some, selective / (plain - some), np.inf)
+            self._relief[key, selects] = min(
+                _FOREVER, float(each.min(initial=inf)), float(other.min(initial=inf))
+            )
+        return self._relief[key, selects]
+
+    @cached_property
+    def _parameters(self) -> Ints:
+        """Parameters, and trained ones, of all layers before each, `[2, layer + 1]`."""
+        kinds = self._space.graph.layer_kinds()
+        counts = [(0, 0), *((kind.parameter_count, kind.trained_count) for kind in kinds)]
+        return np.cumsum(counts, axis=0).T
 
     def _pace(self, pipelines: Ints, configs: Ints) -> Floats:
         """Factor by which the slowest host lengthens a step, `[item]`."""
