@@ -115,7 +115,7 @@ class BestFirst:
         self.clock = clock or ArrayClock(space.base, space.graph, space.machine)
         self._fit = MemoryFit(space, self.clock, budget_bytes)
         self._queue: list[tuple[float, int, _Group]] = []
-        self._pushed = count()
+        self._pushed, self._limit = count(), inf
         self._too_large: list[tuple[Floats, _Group]] = []
         """Configurations whose state alone is too large, with its bytes."""
 
@@ -147,16 +147,17 @@ class BestFirst:
                 pipelines=pipelines[stages],
             )
         )
-        limit = below_seconds
-        while self._queue and self._queue[0][0] <= limit:
-            knows_plan = bool(result.fitting) or limit < inf
-            first, rest = self._next(knows_plan=knows_plan).split(limit)
+        self._limit = below_seconds
+        while self._queue and self._queue[0][0] <= self._limit:
+            knows_plan = bool(result.fitting) or self._limit < inf
+            first, rest = self._next(knows_plan=knows_plan).split(self._limit)
             self._push(rest)
-            for group in self._closer(first, result, limit):
-                self._push(group)
+            for group in self._levels[first.level](first, result):
+                self._push(group.select(group.bounds <= self._limit))
             if len(result.fitting) >= most:
                 result.fitting.sort(key=itemgetter(0))
-                limit = min(limit, result.fitting[most - 1][0] * (1 + within + _EQUAL))
+                slowest = result.fitting[most - 1][0] * (1 + within + _EQUAL)
+                self._limit = min(self._limit, slowest)
         result.best = self._evaluated(result.fitting, most)
         return result
 
@@ -192,11 +193,6 @@ class BestFirst:
         if group.items.size:
             heappush(self._queue, (float(group.bounds.min()), next(self._pushed), group))
 
-    def _closer(self, group: _Group, result: SearchResult, limit: float) -> Iterator[_Group]:
-        """The same plans with closer bounds, without those that are slower than a limit."""
-        for closer in self._levels[group.level](group, result):
-            yield closer.select(closer.bounds <= limit)
-
     @cached_property
     def _levels(self) -> dict[str, Callable[[_Group, SearchResult], Iterator[_Group]]]:
         return {
@@ -225,7 +221,7 @@ class BestFirst:
             for option in self.space.options(pipeline):
                 legal = self.space.legal(option, configs)
                 if legal.size:
-                    seconds = self.bounds.stages(option, legal) * (1 - CLOCK_ERROR)
+                    seconds = self.bounds.stages(option, legal, self._limit) * (1 - CLOCK_ERROR)
                     yield _Group(level="stages", bounds=seconds, items=legal, option=option)
 
     def _with_most_sharing(self, group: _Group, result: SearchResult) -> Iterator[_Group]:

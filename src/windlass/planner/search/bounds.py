@@ -144,21 +144,10 @@ class ConfigBounds:
     def _bytes_of_state(self, configs: Ints) -> tuple[Floats, Floats, Floats]:
         """Bytes of the process; and for each parameter of a stage, and each trained one.
 
-        Bytes of weights, and of gradients beside them, are `[item, 2]`; of optimizer state `[item]`.
+        Those of weights, and of gradients beside them, are `[item, 2]`, of optimizer state `[item]`.
         """
         space, table = self._space, self._table
-        held = []
-        for mode in table.modes:
-            plan = space.base.model_copy(update={"precision": mode.precision})
-            tiers = space.optimizer_tiers(mode.precision)
-            state = plan.optimizer_bytes_per_parameter if tiers == (DEVICE_TIER,) else 0.0
-            # No rank has fewer of the experts.
-            least = int(mode.tensor) * (mode.expert or 1)
-            sizes = (plan.parameter_itemsize, plan.gradient_itemsize, state)
-            process = self._process_bytes(compiled=mode.compiled)
-            held.append((process, *(size / least for size in sizes)))
-        process, weights, gradients, state = np.array(held)[table.mode[configs]].T
-        context = np.array([mode.context or 1 for mode in table.modes])[table.mode[configs]]
+        process, weights, gradients, state, context = self._state_of_modes[:, table.mode[configs]]
         replicas, pins = table.data[configs] * context, space.request.sharding
         has_sums = (table.accumulation[configs] > 1) & (space.machine.stack is None)
         whole = np.stack([weights, np.where(has_sums, gradients, 0.0)], axis=1)
@@ -166,14 +155,38 @@ class ConfigBounds:
             whole = whole / np.broadcast_to(pins.parameters or replicas, replicas.shape)[:, None]
         return process, whole, state / (pins.optimizer or replicas)
 
+    @cached_property
+    def _state_of_modes(self) -> Floats:
+        """Bytes of the process; of weights, gradients and optimizer state; context ranks.
+
+        State is that of each parameter of a replica's stage. The axes are `[5, mode]`.
+        """
+        space, rows = self._space, []
+        for mode in self._table.modes:
+            plan = space.base.model_copy(update={"precision": mode.precision})
+            tiers = space.optimizer_tiers(mode.precision)
+            state = plan.optimizer_bytes_per_parameter if tiers == (DEVICE_TIER,) else 0.0
+            # No rank has fewer of the experts.
+            least = int(mode.tensor) * (mode.expert or 1)
+            sizes = (plan.parameter_itemsize, plan.gradient_itemsize, state)
+            process = self._process_bytes(compiled=mode.compiled)
+            rows.append((process, *(size / least for size in sizes), mode.context or 1))
+        return np.array(rows).T
+
     def _process_bytes(self, *, compiled: bool) -> int:
         """Bytes of a process before its first tensor."""
         machine = self._space.machine
         stated = machine.stack.memory.context_bytes if machine.stack else None
         return machine.device.process_bytes(compiled=compiled) if stated is None else stated
 
-    def stages(self, option: PipelineOption, configs: Ints) -> Floats:
-        """Seconds of the slowest stage's passes, and of the way to it and back, `[item]`."""
+    def stages(self, option: PipelineOption, configs: Ints, below_seconds: float = inf) -> Floats:
+        """Seconds of the slowest stage's passes, and of the way to it and back, `[item]`.
+
+        Args:
+            option: how layers are divided over stages.
+            configs: the configurations.
+            below_seconds: seconds from which on a bound needs to be no closer.
+        """
         ends = list(self._space.chunk_bounds(option.pipeline * option.virtual_stages))
         chunks = np.diff(self._before[:, self._priced(configs)][..., ends], axis=2)
         turns = chunks.reshape(4, len(configs), option.virtual_stages, option.pipeline)
@@ -183,9 +196,11 @@ class ConfigBounds:
         way = forward if option.schedule == "zero-bubble" else both
         _, passes, sums, _ = turns.sum(axis=2)
         seconds = times * passes + (times - 1) * sums + np.cumsum(way, axis=1) - way
-        if self._budget_bytes is not None:
-            seconds += times * self._recompute_seconds(option, configs)
-        return np.asarray(seconds.max(axis=1) * self._pace(np.array(option.pipeline), configs))
+        pace = self._pace(np.array(option.pipeline), configs)
+        near = np.flatnonzero(seconds.max(axis=1) * pace <= below_seconds)
+        if self._budget_bytes is not None and near.size:
+            seconds[near] += times[near] * self._recompute_seconds(option, configs[near])
+        return np.asarray(seconds.max(axis=1) * pace)
 
     def _recompute_seconds(self, option: PipelineOption, configs: Ints) -> Floats:
         """Seconds of a micro-batch's recompute without which stages do not fit, `[item, stage]`.
