@@ -144,7 +144,7 @@ class ConfigBounds:
     def _bytes_of_state(self, configs: Ints) -> tuple[Floats, Floats, Floats]:
         """Bytes of the process; and for each parameter of a stage, and each trained one.
 
-        Those of weights, and of gradients beside them, are `[item, 2]`, of optimizer state `[item]`.
+        Those of weights, and of gradients beside them, are `[item, 2]`.
         """
         space, table = self._space, self._table
         process, weights, gradients, state, context = self._state_of_modes[:, table.mode[configs]]
