@@ -156,7 +156,7 @@ class PassPrices:
             sides = self._sides[:, rows] @ basis
             work[rows] = product_seconds(product, PRECISION_BYTES[mode.precision], *sides)
         for sparse, rows in self._by_block.values():
-            _, *sides = self._sides[:, rows] @ basis
+            sides = self._sides[1:, rows] @ basis
             kept = (self._ops[row].kept for row in rows)
             density = np.array([[each.density] for each in kept if each])
             work[rows] = sparse_product_seconds(
@@ -177,7 +177,7 @@ class PassPrices:
     def _member(self) -> Floats:
         """Whether an operation belongs to a pass, `[pass, op]`."""
         owner = np.repeat(np.arange(len(self._passes)), [len(each.ops) for each in self._passes])
-        return (owner == np.arange(len(self._passes))[:, None]).astype(np.float64)
+        return np.asarray(owner == np.arange(len(self._passes))[:, None], dtype=np.float64)
 
     @cached_property
     def _launches(self) -> Floats:

@@ -370,4 +370,4 @@ def min_step_seconds(
         stages += updates + gradients
     alone = reductions[table.stage_end[begins_stage]] - reductions[stage_begin]
     slowest = table.most(np.maximum(stages, alone), begins_stage)
-    return np.maximum(np.bincount(row, way, len(table.stages)), slowest)
+    return np.asarray(np.maximum(np.bincount(row, way, len(table.stages)), slowest))
