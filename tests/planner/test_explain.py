@@ -1,6 +1,11 @@
 import re
+from dataclasses import replace
 
+import pytest
+
+import windlass
 from factories import tiny_graph, tiny_machine, tiny_plan
+from windlass.errors import PlanError
 from windlass.planner.choose import choose_plan
 from windlass.planner.explain import explain_idle_devices, explain_result
 from windlass.schema.request import ResolvedRequest
@@ -66,3 +71,25 @@ def test_idle_devices_are_explained_with_the_way_out():
         assert sentence is not None
         assert sentence.startswith(f"uses 1 of 8 devices: {words}")
     assert explain_idle_devices(alone, request(), tiny_machine()) is None
+
+
+def test_no_more_devices_are_asked_for_where_there_are_enough():
+    choice = choose_plan(request("memory=100kB"), GRAPH, tiny_machine())
+    assert choice.advice is not None
+    few, many = (
+        explain_result(replace(choice, advice=replace(choice.advice, devices=220, **changes))).help
+        for changes in ({"machine_devices": 16}, {"machine_devices": 256})
+    )
+    assert few[-1].startswith("at least 220 devices of this size would hold ")
+    assert "would fill 220 of 256" in many[-1]
+
+
+@pytest.mark.slow
+def test_where_the_outer_memory_is_too_small_it_is_named_with_a_batch_that_fits():
+    with pytest.raises(PlanError) as error:
+        _ = windlass.plan("gpt3-175b", "train.batch=256", machine="cs-2", cache=False).plan
+    message = str(error.value)
+    assert "needs 3.66 TiB of `memoryx`, which has 3.64 TiB" in message
+    assert "`train.batch=128` makes it fit" in message
+    assert "devices of this size" not in message
+    assert windlass.plan("gpt3-175b", "train.batch=128", machine="cs-2", cache=False).plan

@@ -309,15 +309,13 @@ def _nothing_fits(space: PlanSpace, fastest: FastestPlans, budget_bytes: int) ->
         PlanError: no plan is legal at all.
     """
     closest = None if excludes_phases(space.request) else closest_in_phases(space, budget_bytes)
-    is_single = space.machine.devices == 1
     infeasible = list(_smallest(space, fastest, budget_bytes))
-    if closest is not None and not (
-        is_single and closest.offloaded_bytes > closest.tier.capacity_bytes
-    ):
-        infeasible.append(infeasible_plan(closest.plan, space.graph, space.machine, budget_bytes))
+    if closest is not None:
+        nearest = infeasible_plan(closest.plan, space.graph, space.machine, budget_bytes)
+        infeasible.append(replace(nearest, tiers=closest.short_tiers))
     if not infeasible:
         raise no_legal_plan(space, budget_bytes)
-    infeasible.sort(key=lambda item: item.peak_bytes)
+    infeasible.sort(key=lambda item: item.fullness(budget_bytes))
     return PlanningResult(
         plan=None,
         prediction=None,

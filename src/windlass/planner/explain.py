@@ -10,6 +10,7 @@ from windlass.planner.result import (
     PinnedRank,
     PlanningResult,
     RunnerUp,
+    TierShortage,
 )
 from windlass.program import describe_recompute
 from windlass.schema import Machine, Plan, ResolvedRequest
@@ -64,6 +65,8 @@ def explain_runner_up(runner: RunnerUp) -> str:
 def explain_infeasible(infeasible: InfeasiblePlan) -> str:
     """The bytes by which a plan does not fit, when, and what takes most memory then."""
     largest = infeasible.largest_class
+    if infeasible.over_bytes <= 0:
+        return f"{show_plan(infeasible.plan)}: {_show_tiers(infeasible.tiers)}"
     return (
         f"{show_plan(infeasible.plan)}: {format_bytes(infeasible.over_bytes)} too much at "
         f"{infeasible.instruction}; the largest class is {largest} with "
@@ -87,18 +90,30 @@ def explain_advice(advice: Advice) -> Iterator[str]:
     """Changes that would make it fit, cheapest first; then more memory and more devices."""
     for change in advice.changes:
         yield explain_change(change)
-    if not any(key.startswith("memory=") for change in advice.changes for key in change.overrides):
-        yield f"a device with {format_bytes(advice.needed_bytes)} of memory would do"
+    names_memory = any(
+        key.startswith("memory=") for change in advice.changes for key in change.overrides
+    )
+    if not names_memory:
+        away = "".join(
+            f" and {format_bytes(each.needed_bytes)} of `{each.tier}`"
+            for each in advice.nearest_tiers
+        )
+        yield f"a device with {format_bytes(advice.needed_bytes)} of memory{away} would do"
     yield from advice.in_phases
     for short in advice.tier_shortages:
         yield (
             f"{format_bytes(short.needed_bytes)} on {short.tier}, which has "
             f"{format_bytes(short.capacity_bytes)}, would let it run in phases in this memory"
         )
-    if advice.devices is not None and advice.devices > 1:
+    state = f"weights, gradients and optimizer state ({format_bytes(advice.state_bytes)})"
+    if advice.nearest_tiers:
+        return
+    if advice.devices is not None and advice.devices > advice.machine_devices:
+        yield f"at least {advice.devices} devices of this size would hold {state}"
+    elif advice.devices is not None and advice.machine_devices > 1:
         yield (
-            f"at least {advice.devices} devices of this size would hold weights, "
-            f"gradients and optimizer state ({format_bytes(advice.state_bytes)})"
+            f"more devices would not: {state} would fill {advice.devices} of "
+            f"{advice.machine_devices}, and no plan divides them so evenly"
         )
 
 
@@ -188,6 +203,15 @@ def _verdict(result: PlanningResult) -> str:
 
 def _infeasible_verdict(advice: Advice) -> str:
     """The verdict where nothing fits: needed bytes, and whether any change would help."""
+    if advice.nearest_tiers:
+        device = (
+            f", and {format_bytes(advice.needed_bytes)} of device memory, which has "
+            f"{format_bytes(advice.budget_bytes)}"
+        ) * (advice.over_bytes > 0)
+        return (
+            f"does not fit: what comes nearest ({show_plan(advice.nearest)}) needs "
+            f"{_show_tiers(advice.nearest_tiers)}{device}"
+        )
     verdict = (
         f"does not fit: {format_bytes(advice.needed_bytes)} are needed at least (by "
         f"{show_plan(advice.nearest)}), the device has {format_bytes(advice.budget_bytes)}, "
@@ -199,3 +223,12 @@ def _infeasible_verdict(advice: Advice) -> str:
         state = format_bytes(advice.state_bytes)
         return f"{verdict}; weights, gradients and optimizer state alone are {state}"
     return verdict
+
+
+def _show_tiers(tiers: tuple[TierShortage, ...]) -> str:
+    """`3.66 TiB of `memoryx`, which has 3.64 TiB`: the tiers that are too small."""
+    return " and ".join(
+        f"{format_bytes(each.needed_bytes)} of `{each.tier}`, which has "
+        f"{format_bytes(each.capacity_bytes)}"
+        for each in tiers
+    )

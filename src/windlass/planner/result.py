@@ -30,6 +30,15 @@ class RunnerUp:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TierShortage:
+    """An offload tier that is too small for what would have to be offloaded to it."""
+
+    tier: str
+    needed_bytes: int
+    capacity_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class InfeasiblePlan:
     """The plan that comes nearest to fitting in one family.
 
@@ -42,6 +51,13 @@ class InfeasiblePlan:
     by_class: Mapping[MemoryClass, int]
     """Bytes by memory class at the fullest moment."""
     instruction: Instruction
+    tiers: tuple[TierShortage, ...] = ()
+    """Offload tiers that are too small for the plan."""
+
+    def fullness(self, budget_bytes: int) -> float:
+        """Share of its fullest tier that the plan needs, above 1."""
+        tiers = (each.needed_bytes / each.capacity_bytes for each in self.tiers)
+        return max(self.peak_bytes / budget_bytes, *tiers, 0.0)
 
     @property
     def largest_class(self) -> MemoryClass:
@@ -62,15 +78,6 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TierShortage:
-    """An offload tier that is too small for what would have to be offloaded to it."""
-
-    tier: str
-    needed_bytes: int
-    capacity_bytes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
     """Advice on a request that does not fit."""
 
@@ -88,6 +95,10 @@ class Advice:
     """Changes that make it fit, cheapest first; none if only more memory helps."""
     state_bytes: int
     """Bytes of weights, gradients and optimizer state, which any plan must hold somewhere."""
+    machine_devices: int = 1
+    """Devices of the machine that was asked for."""
+    nearest_tiers: tuple[TierShortage, ...] = ()
+    """Offload tiers that are too small for the nearest plan."""
     tier_shortages: tuple[TierShortage, ...]
     """Offload tiers that could hold the model in phases if they were larger."""
     devices: int | None

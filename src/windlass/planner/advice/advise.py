@@ -64,7 +64,7 @@ class _Advisor:
         state_bytes = min(self._state_bytes(each.plan) for each in self._infeasible)
         device = space.machine.device
         free_bytes = self._budget_bytes - device.process_bytes(compiled=False)
-        changes = list(self._larger_budget())
+        changes = [*self._larger_budget(), *self._smaller_batch()]
         is_single = space.machine.devices == 1
         if is_single:
             others = self._alternatives(self._request, MIN_ALTERNATIVES)
@@ -83,6 +83,8 @@ class _Advisor:
             nearest=first.plan,
             over_bytes=first.over_bytes,
             by_class=first.by_class,
+            nearest_tiers=first.tiers,
+            machine_devices=space.machine.devices,
             changes=tuple(sorted(changes, key=lambda each: (each.cost, len(each.overrides)))),
             state_bytes=state_bytes,
             tier_shortages=self._shortages() if is_single else (),
@@ -106,6 +108,8 @@ class _Advisor:
     def _larger_budget(self) -> Iterator[Change]:
         """A larger memory budget, if the machine has it."""
         first = self._infeasible[0]
+        if first.tiers:
+            return
         mebibytes = ceil(first.peak_bytes / _MIB)
         if mebibytes * _MIB <= self._space.machine.device.memory.capacity_bytes:
             yield Change(
@@ -114,6 +118,20 @@ class _Advisor:
                 peak_bytes=first.peak_bytes,
                 cost=0.0,
             )
+
+    def _smaller_batch(self) -> Iterator[Change]:
+        """The largest half, quarter, ... of the batch that fits, if an offload tier is too small.
+
+        What layers pass to the next phase is kept there, for every sequence of a step.
+        """
+        batch = self._request.train.batch if self._infeasible[0].tiers else 1
+        while batch > 1:
+            batch //= 2
+            train = self._request.train.model_copy(update={"batch": batch})
+            best = self._fastest(self._request.model_copy(update={"train": train}))
+            if best is not None:
+                yield self._change((f"train.batch={batch}",), best)
+                return
 
     def _shorter(self, *, keeps_pins: bool) -> list[Change]:
         """The longest sequence that fits, found by halving; if need be with other pins dropped.

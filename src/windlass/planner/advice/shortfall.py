@@ -10,6 +10,7 @@ from math import ceil
 
 import numpy as np
 
+from windlass.planner.result import TierShortage
 from windlass.planner.search.evaluate import stage_peak_bytes
 from windlass.planner.search.phase_search import PhaseSizes, may_fit_in_phases
 from windlass.planner.space.options import offload_tiers, smaller_moments
@@ -36,6 +37,18 @@ class ClosestPlan:
     device_bytes: int
     offloaded_bytes: int
     tier: Tier
+
+    @property
+    def short_tiers(self) -> tuple[TierShortage, ...]:
+        """The offload tier, if it is too small."""
+        if self.offloaded_bytes <= self.tier.capacity_bytes:
+            return ()
+        short = TierShortage(
+            tier=self.tier.name,
+            needed_bytes=self.offloaded_bytes,
+            capacity_bytes=self.tier.capacity_bytes,
+        )
+        return (short,)
 
 
 def shortfall(closest: ClosestPlan, space: PlanSpace, budget_bytes: int) -> tuple[str, ...]:
@@ -144,7 +157,7 @@ def _suggestions(closest: ClosestPlan, space: PlanSpace, budget_bytes: int) -> I
         request = space.request.model_copy(update=pins | update)
         if may_fit_in_phases(replace(space, request=request), budget_bytes):
             yield words
-    if closest.offloaded_bytes > closest.tier.capacity_bytes:
+    if closest.short_tiers:
         devices = (
             ceil(closest.offloaded_bytes / closest.tier.capacity_bytes)
             * closest.plan.parallel.devices
