@@ -204,7 +204,7 @@ class RankPool:
             errors = [path.read_text() for path in sorted(folder.glob("error*"))]
             raise AssertionError(f"{plan.to_toml()}\n" + "\n".join(errors))
         steps = tuple(Step(**step) for step in json.loads((folder / "steps.json").read_text()))
-        return InstrumentedRun(folder=folder, steps=steps)
+        return InstrumentedRun(folder=folder, steps=steps, has_fingerprints=plan.stack is None)
 
     def verify(
         self, plan: Plan, fault: str | None = None, settings: TrainSettings = SETTINGS

@@ -7,7 +7,7 @@ torch load only when something must be captured for the first time.
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard
 
 from windlass import planner
 from windlass.api.machines import Progress
@@ -71,7 +71,7 @@ def capture(
         ModelError: the model is unknown, or is no sequence of layers.
         RequestError: another stack, whose kernels are known for catalogue models only.
     """
-    if stack is not None:
+    if _has_own_kernels(stack):
         return _graph_on_stack(model, stack, (), objects)
     config = _catalogue_config(model, objects)
     if config is not None:
@@ -135,6 +135,11 @@ def _catalogue_config(model: ModelIdentity, objects: PlannedObjects) -> Transfor
         return None
     refuse_sparse_experts(config, sparse=model.sparsity is not None)
     return replace(config, sparsity=sparsity_of_leg(model.sparsity))
+
+
+def _has_own_kernels(stack: Stack | None) -> TypeGuard[Stack]:
+    """Whether a stack computes other layers than Windlass does."""
+    return stack is not None and stack.engine is None
 
 
 def _graph_on_stack(
@@ -264,7 +269,7 @@ def capture_open_tensor_degrees(
     Raises:
         ModelError: an operation of a shard cannot be counted.
     """
-    if machine.stack is not None:
+    if _has_own_kernels(machine.stack):
         # Only Windlass's own runtime has grids.
         wanted = planner.open_tensor_degrees(request, machine, every=every_grid)
         ranks = [int(degree) for degree in wanted if grid_columns(degree) == 1]
@@ -274,6 +279,8 @@ def capture_open_tensor_degrees(
     while True:
         unshardable = graph.unshardable
         degrees = planner.open_tensor_degrees(request, machine, unshardable, every=every_grid)
+        if machine.stack is not None:
+            degrees = tuple(each for each in degrees if grid_columns(each) == 1)
         graph = capture_tensor_degrees(
             request.model_identity, graph, degrees, objects=objects, progress=progress
         )
@@ -318,7 +325,7 @@ def capture_tensor_degrees(
     Raises:
         ModelError: an operation of a shard cannot be counted.
     """
-    if stack is not None:
+    if _has_own_kernels(stack):
         return _graph_on_stack(model, stack, (*graph.tensor_shards, *degrees), objects)
     missing = [
         degree

@@ -10,6 +10,7 @@ from windlass.program.activation_checkpointing import (
     fully_recomputed,
     is_recomputed,
     recomputable_layers,
+    recompute_mode,
     selective_layers,
     with_recompute,
 )
@@ -243,6 +244,7 @@ __all__ = [
     "rank_kinds",
     "rank_of",
     "recomputable_layers",
+    "recompute_mode",
     "replicated_gradient_sums",
     "require_valid_plan",
     "runtime_gaps",

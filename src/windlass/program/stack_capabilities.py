@@ -55,6 +55,7 @@ def _needs(choices: Plan | Request) -> Iterator[_Need]:
     """Everything that some choices ask of a stack."""
     yield from _parallel_needs(choices)
     yield from _sharding_needs(choices)
+    yield from _state_needs(choices)
     precision, recompute = choices.precision, choices.recompute
     if precision is not None:
         yield _Need("precision", precision, f"computation in {precision}", _computes_in(precision))
@@ -69,7 +70,8 @@ def _needs(choices: Plan | Request) -> Iterator[_Need]:
     if choices.step_graph:
         yield _Need("step_graph", True, "steps that are recorded as a plan says", _is_own)
     if choices.loss == "fused":
-        yield _Need("loss", "fused", "loss that is fused with the last projection", _is_own)
+        lacks = "loss that is fused with the last projection"
+        yield _Need("loss", "fused", lacks, lambda stack: stack.can.fused_loss)
     if choices.moments != "float32":
         lacks = f"optimizer moments in {choices.moments}"
         yield _Need("moments", choices.moments, lacks, _is_own)
@@ -79,6 +81,28 @@ def _needs(choices: Plan | Request) -> Iterator[_Need]:
     if isinstance(choices, Request) and (choices.phases or 1) > 1:
         lacks = "weights that lie outside device memory"
         yield _Need("phases", choices.phases, lacks, lambda stack: stack.can.offload)
+
+
+def _state_needs(choices: Plan | Request) -> Iterator[_Need]:
+    """What is asked of the weights, and of what an optimizer keeps of them."""
+    if isinstance(choices, Plan):
+        prefix, optimizer, ema = "", choices.optimizer or "adamw", choices.ema
+        sparsity = choices.model.sparsity if choices.model is not None else None
+    else:
+        prefix, train, sparsity = "train.", choices.train, choices.sparsity
+        optimizer, ema = train.optimizer, train.ema
+    yield _Need(
+        f"{prefix}optimizer", optimizer, f"optimizer `{optimizer}`",
+        lambda stack: stack.can.optimizers is None or optimizer in stack.can.optimizers,
+    )  # fmt: skip
+    if ema is not None:
+        lacks = "averages of weights"
+        yield _Need(f"{prefix}ema", ema, lacks, lambda stack: stack.can.averages)
+    if choices.master_weights is False:
+        lacks = "bfloat16 weights without float32 copies"
+        yield _Need("master_weights", False, lacks, lambda stack: stack.can.own_masters)
+    if sparsity is not None:
+        yield _Need("sparsity", "set", "sparse weights", lambda stack: stack.can.sparsity)
 
 
 def _parallel_needs(choices: Plan | Request) -> Iterator[_Need]:
@@ -125,7 +149,8 @@ def _sharding_needs(choices: Plan | Request) -> Iterator[_Need]:
             "sharding.parameters", parameters, "sharding of parameters (ZeRO-3)",
             lambda stack: "parameters" in stack.can.sharding,
         )  # fmt: skip
-    if optimizer > 1 and parameters == 1:
+    # A request that names the parameters' degree alone leaves the optimizer's to the planner.
+    if optimizer > parameters and not (isinstance(choices, Request) and parameters > 1):
         yield _Need(
             "sharding.optimizer", optimizer, "sharding of optimizer state (ZeRO-1)",
             lambda stack: "optimizer" in stack.can.sharding,

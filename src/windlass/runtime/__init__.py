@@ -14,11 +14,13 @@ from windlass.runtime.checkpoint.checkpoint import (
     hold_checkpoint,
     is_sharded,
     latest_checkpoint,
+    layer_file,
     link_checkpoint,
     open_checkpoint,
     remove_temporaries,
     verify_checkpoint,
 )
+from windlass.runtime.checkpoint.convert_moments import read_moments
 from windlass.runtime.checkpoint.export_gguf import (
     export_gguf,
 )
@@ -35,10 +37,14 @@ from windlass.runtime.checkpoint.export_weights import (
 from windlass.runtime.checkpoint.import_weights import (
     import_weights,
 )
-from windlass.runtime.checkpoint.load_state import load_weights
+from windlass.runtime.checkpoint.layer_tensors import read_tensors
+from windlass.runtime.checkpoint.load_state import load_weights, read_weight
 from windlass.runtime.checkpoint.merge_shards import (
     merge_shards,
 )
+from windlass.runtime.checkpoint.run_checkpoints import RunCheckpoints
+from windlass.runtime.checkpoint.safetensors_io import SavedFile
+from windlass.runtime.distributed.compile_heartbeat import CompileHeartbeat
 from windlass.runtime.distributed.heartbeat import (
     HeartbeatWriter,
 )
@@ -46,6 +52,7 @@ from windlass.runtime.distributed.local_launcher import (
     LocalLauncher,
     WatchdogTimeouts,
 )
+from windlass.runtime.distributed.p2p import batch_on_meta, output_shapes
 from windlass.runtime.distributed.rank_ipc import (
     RANKS_FOLDER,
     ParentProcess,
@@ -76,6 +83,9 @@ from windlass.runtime.distributed.status_store import (
 from windlass.runtime.distributed.watchdog import (
     HostWatchdog,
 )
+from windlass.runtime.engine import StartEngine, TimelineRecorder
+from windlass.runtime.expert_load import ExpertLoad
+from windlass.runtime.inference.evaluations import Evaluations
 from windlass.runtime.inference.generate import (
     SamplingOptions,
     generate_text,
@@ -83,6 +93,7 @@ from windlass.runtime.inference.generate import (
 from windlass.runtime.inference.inference_model import (
     InferenceModel,
 )
+from windlass.runtime.inference.rank_passes import RankPasses
 from windlass.runtime.inference.rank_scorer import (
     score_on_rank,
 )
@@ -90,26 +101,43 @@ from windlass.runtime.inference.score import (
     log_likelihoods,
 )
 from windlass.runtime.interpreter import (
+    OTHER_WORK_SLOT,
     Handlers,
     HeartbeatSlots,
 )
+from windlass.runtime.keyed_dropout import DropoutKeys, generator_seed, layer_key
+from windlass.runtime.layer_templates import LayerTemplate, layer_templates
 from windlass.runtime.memory_stats import (
     MemoryLimit,
 )
+from windlass.runtime.offload.transfer_queue import TransferStats
+from windlass.runtime.optimizer_state.dtypes import DTYPES, master_dtype
 from windlass.runtime.optimizers.groups import (
+    rate_and_decay,
     require_group_matches,
 )
 from windlass.runtime.optimizers.learning_rate import (
     learning_rate,
 )
+from windlass.runtime.optimizers.step_numbers import StepNumbers
+from windlass.runtime.param_store import write_checkpoint_file
+from windlass.runtime.parameters import (
+    NOT_LOADED,
+    LayerParameters,
+    ModelParameter,
+    persistent_buffers,
+)
 from windlass.runtime.rank_context import (
     RankContext,
 )
+from windlass.runtime.rank_parts import RankParts
 from windlass.runtime.sparsity.convert_layers import (
     convert_checkpoint,
 )
+from windlass.runtime.step.broken_step import BrokenStep
+from windlass.runtime.step.step_inputs import StepInputs
+from windlass.runtime.step.step_state import LossScale, StepState
 from windlass.runtime.train import (
-    TimelineRecorder,
     train_loop,
 )
 from windlass.runtime.verify.activation_fingerprints import (
@@ -144,11 +172,19 @@ from windlass.runtime.verify.restart import (
 )
 
 __all__ = [
+    "DTYPES",
     "FAULTS",
+    "NOT_LOADED",
+    "OTHER_WORK_SLOT",
     "OVERFLOWING_STEPS",
     "RANKS_FOLDER",
     "ActivationFingerprints",
+    "BrokenStep",
     "Checkpoint",
+    "CompileHeartbeat",
+    "DropoutKeys",
+    "Evaluations",
+    "ExpertLoad",
     "HandlerWrapper",
     "Handlers",
     "HeadAddress",
@@ -158,19 +194,33 @@ __all__ = [
     "HostWatchdog",
     "InferenceModel",
     "InstrumentedRun",
+    "LayerParameters",
+    "LayerTemplate",
     "LocalLauncher",
+    "LossScale",
     "Manifest",
     "MemoryLimit",
+    "ModelParameter",
     "ParentProcess",
     "RankContext",
+    "RankParts",
+    "RankPasses",
     "RankPlacement",
     "Rendezvous",
+    "RunCheckpoints",
     "RunStart",
     "SamplingOptions",
+    "SavedFile",
+    "StartEngine",
     "StatusStore",
+    "StepInputs",
+    "StepNumbers",
+    "StepState",
     "StoreAddress",
     "TimelineRecorder",
+    "TransferStats",
     "WatchdogTimeouts",
+    "batch_on_meta",
     "broadcast_start",
     "checkpoint_folders",
     "checkpoint_name",
@@ -190,6 +240,7 @@ __all__ = [
     "faulty_layer",
     "flight_record_file",
     "generate_text",
+    "generator_seed",
     "heartbeat_file",
     "hold_checkpoint",
     "host_store",
@@ -199,15 +250,25 @@ __all__ = [
     "is_peer_lost",
     "is_sharded",
     "latest_checkpoint",
+    "layer_file",
+    "layer_key",
+    "layer_templates",
     "learning_rate",
     "link_checkpoint",
     "load_dense_weights",
     "load_weights",
     "log_likelihoods",
+    "master_dtype",
     "merge_shards",
     "open_checkpoint",
+    "output_shapes",
     "overflow_on_last_rank",
+    "persistent_buffers",
     "rank_placements",
+    "rate_and_decay",
+    "read_moments",
+    "read_tensors",
+    "read_weight",
     "reference_step",
     "remove_temporaries",
     "require_group_matches",
@@ -216,5 +277,6 @@ __all__ = [
     "train_loop",
     "train_with_restart",
     "verify_checkpoint",
+    "write_checkpoint_file",
     "write_report",
 ]

@@ -3,7 +3,7 @@
 import gc
 import time
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from functools import partial
 
 from windlass.data import TrainingBatches
 from windlass.errors import OutOfMemory, PlanError, RunBroken, RunInterrupted
@@ -14,7 +14,8 @@ from windlass.runtime.checkpoint.checkpoint import (
     remove_temporaries,
 )
 from windlass.runtime.compute import StopRequested
-from windlass.runtime.interpreter import HeartbeatSlots, Interpreter
+from windlass.runtime.engine import RankEngine, StartEngine, TimelineRecorder
+from windlass.runtime.interpreter import HeartbeatSlots
 from windlass.runtime.memory_stats import (
     PeakMemory,
     is_out_of_memory,
@@ -25,15 +26,13 @@ from windlass.runtime.offload.transfer_queue import TransferStats
 from windlass.runtime.optimizers.learning_rate import learning_rate
 from windlass.runtime.rank_context import RankContext
 from windlass.runtime.rank_parts import RankParts
-from windlass.runtime.step_graph import StepGraph
 from windlass.runtime.verify.handler_hooks import HandlerWrapper
-from windlass.schema import Step, Timeline
+from windlass.schema import Step
 from windlass.sparsity import last_step_of_leg
 from windlass.torch_ext import (
     install_allocator,
     missing_deterministic_kernel,
     numerics,
-    sealed_compile_cache,
 )
 
 _EXPERT_RECORDS = 100
@@ -45,16 +44,6 @@ def never_stop() -> bool:
     return False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimelineRecorder:
-    """Records the measured timeline of some steps, with memory after every instruction."""
-
-    steps: frozenset[int]
-    """Numbers of the steps to record."""
-    record: Callable[[int, Timeline], None]
-    """Called with the step and its timeline."""
-
-
 def train_loop(
     context: RankContext,
     batches: TrainingBatches,
@@ -64,6 +53,7 @@ def train_loop(
     recorder: TimelineRecorder | None = None,
     heartbeat: HeartbeatSlots | None = None,
     wrap_handlers: HandlerWrapper | None = None,
+    engine: StartEngine = RankParts,
 ) -> Generator[Step]:
     """Trains, and yields each step once it is done.
 
@@ -80,6 +70,7 @@ def train_loop(
         recorder: records the timeline of some steps.
         heartbeat: receives the step and the index of each instruction as it begins.
         wrap_handlers: takes all handlers and returns those to run in their place.
+        engine: what computes the steps, made from all of this; by default the own runtime.
 
     Raises:
         CheckpointError: `resume` belongs to another model.
@@ -94,7 +85,8 @@ def train_loop(
     deterministic, tf32 = bool(plan.deterministic), plan.precision == "tf32"
     try:
         with numerics(context.device, deterministic=deterministic, tf32=tf32):
-            run = _Run(context, batches, stop, heartbeat, wrap_handlers)
+            parts = partial(engine, context, batches, stop, heartbeat, wrap_handlers)
+            run = _Run(context, stop, parts)
             yield from run.steps(resume, recorder)
     except (MemoryError, RuntimeError, OSError) as error:
         if deterministic and (complaint := missing_deterministic_kernel(error)):
@@ -123,12 +115,7 @@ class _Run:
     """The training loop of one rank."""
 
     def __init__(
-        self,
-        context: RankContext,
-        batches: TrainingBatches,
-        stop: Callable[[], bool],
-        heartbeat: HeartbeatSlots | None,
-        wrap_handlers: HandlerWrapper | None,
+        self, context: RankContext, stop: Callable[[], bool], start: Callable[[], RankEngine]
     ) -> None:
         install_allocator()
         context.device.activate()
@@ -139,10 +126,8 @@ class _Run:
         self._context, self._settings, self._stop = context, context.settings, stop
         self._current_step, self._cpu_seconds = 1, 0.0
         self._last_step = last_step_of_leg(context.sparsity, context.settings.steps)
-        self._parts = RankParts(context, batches, stop, heartbeat, wrap_handlers)
-        self._compute, self.checkpoints = self._parts.compute, self._parts.checkpoints
-        self._runner: Interpreter | StepGraph = self._parts.interpreter
-        """What ran the last step, and knows its times."""
+        self._parts = start()
+        self.checkpoints = self._parts.checkpoints
 
     def close(self) -> None:
         """Waits for the save under way, and ends all threads."""
@@ -168,7 +153,7 @@ class _Run:
             except RunBroken as broken:
                 raise RunBroken(
                     f"{broken}; {self.checkpoints.last_good()}, and `windlass resume "
-                    f"--skip-batches {self._compute.inputs.batch}` leaves this batch out"
+                    f"--skip-batches {self._parts.batch}` leaves this batch out"
                 ) from None
             is_last = step == self._last_step
             saves = is_last or step % self._settings.save_every == 0
@@ -181,18 +166,15 @@ class _Run:
                     self._save(step)
             if is_last:
                 self.checkpoints.finish()
-            elif self._compute.outcome.should_stop:
+            elif self._parts.outcome.should_stop:
                 raise self._interrupted(step)
 
     def _warm_up(self, done: int) -> None:
         """Compiles what can be before the step after `done`."""
-        # A pipeline stage has no input and no gradient of its own to warm up with.
-        alone = self._context.plan.parallel.pipeline == 1
-        if not (self._context.plan.compile and alone and done < self._last_step):
+        if done >= self._last_step:
             return
         try:
-            with sealed_compile_cache():
-                self._compute.warm_up(done + 1)
+            self._parts.warm_up(done + 1)
         except StopRequested:
             raise self._interrupted(done) from None
         except Exception:
@@ -206,54 +188,28 @@ class _Run:
         if not self._parts.dist.rank:
             remove_temporaries(self._context.checkpoints)
         done = self.checkpoints.step_of(resume) if resume else 0
-        if resume:
-            self._compute.outcome.resume_loss_scale(resume.manifest.loss_scale)
-        self._parts.store.initialize(resume)
+        self._parts.initialize(resume)
         return done
 
     def _run_step(self, step: int, recorder: TimelineRecorder | None) -> None:
         """Runs one step, and records its timeline if the recorder asks for it."""
-        parts, compute = self._parts, self._compute
         self._current_step = step
-        if parts.heartbeat is not None:
-            parts.heartbeat[0] = step
-        compute.begin_step(step)
-        if parts.mask_updates:
-            parts.mask_updates.begin_step(step)
-        if parts.p2p:
-            parts.p2p.step_state = compute.state
+        if self._parts.heartbeat is not None:
+            self._parts.heartbeat[0] = step
         cpu_start = time.process_time()
-        self._run_instructions(step, recorder)
-        if parts.groups:
-            parts.groups.wait_for_sends()
-        if parts.mask_updates:
-            parts.mask_updates.end_step(step, compute.state.block_scores)
+        self._parts.run_step(step, recorder, self._peak.sample)
         self._cpu_seconds = time.process_time() - cpu_start
         if self._context.memory_limit is not None:
             self._context.memory_limit.apply()
 
-    def _run_instructions(self, step: int, recorder: TimelineRecorder | None) -> None:
-        """Runs a step that has begun: recorded, unless its timeline is asked for."""
-        graph, self._runner = self._parts.step_graph, self._parts.interpreter
-        if recorder is not None and step in recorder.steps:
-            memory = self._parts.interpreter.run_sampled(self._peak.sample)
-            recorder.record(step, self._parts.interpreter.timeline(memory))
-        elif graph is not None and graph.is_warm:
-            self._runner = graph
-            graph.run()
-        else:
-            self._parts.interpreter.run()
-        if graph is not None:
-            graph.note_step()
-
     def _measured(self, step: int, *, saves: bool) -> Step:
         """The record of the step that just ran; evaluates where due."""
-        plan, parts, outcome = self._context.plan, self._parts, self._compute.outcome
+        plan, parts, outcome = self._context.plan, self._parts, self._parts.outcome
         evaluates = parts.evaluations.is_due(step)
         contention = self._take_contention()
         flush_start = time.perf_counter()
         if evaluates or saves:
-            parts.store.flush_deferred_updates(self._context.program)
+            parts.flush_updates()
         flush_seconds = time.perf_counter() - flush_start
         transfers = self._take_transfer_stats()
         evaluation = parts.evaluations.after(step)
@@ -269,15 +225,15 @@ class _Run:
             loss_scale=None if outcome.loss_scale is None else outcome.loss_scale.scale,
             learning_rate=learning_rate(self._settings, step),
             tokens=plan.global_batch if takes_examples else plan.tokens_per_step,
-            seconds=self._runner.step_seconds(),
+            seconds=parts.step_seconds(),
             memory_bytes=round(parts.dist.all_reduce_max(peak)),
-            device_memory_bytes=peak if parts.groups else None,
+            device_memory_bytes=peak if parts.dist.world_size > 1 else None,
             read_bytes=transfers.read_bytes,
             written_bytes=transfers.written_bytes,
             contention=contention,
             flush_seconds=flush_seconds if plan.offloads and (evaluates or saves) else 0.0,
-            by_kind=self._runner.seconds_by_kind(),
-            arrivals=parts.interpreter.arrivals_by_kind() if parts.groups else {},
+            by_kind=parts.seconds_by_kind(),
+            arrivals=parts.arrivals_by_kind(),
             cpu_seconds=self._cpu_seconds,
             held_out_loss=evaluation.loss,
             held_out_bits_per_byte=evaluation.bits_per_byte,
@@ -285,8 +241,8 @@ class _Run:
             held_out_accuracy=evaluation.accuracy,
             held_out_sentence_loss=evaluation.sentence_loss,
             task_scores=evaluation.task_scores,
-            expert_load=dict(self._compute.experts.totals) if self._records_experts(step) else {},
-            dropped_share=self._compute.experts.dropped_share,
+            expert_load=dict(parts.experts.totals) if self._records_experts(step) else {},
+            dropped_share=parts.experts.dropped_share,
             saved=checkpoint_name(step) if saves else None,
         )
 
@@ -301,17 +257,17 @@ class _Run:
 
     def _take_transfer_stats(self) -> TransferStats:
         """What was transferred between tiers since the last call."""
-        return TransferStats() if self._parts.queue is None else self._parts.queue.take_stats()
+        return self._parts.take_transfers()
 
     def _save(self, step: int) -> None:
-        self.checkpoints.save(step, self._compute.outcome.loss_scale)
+        self.checkpoints.save(step, self._parts.outcome.loss_scale)
 
     def _interrupted(self, done: int) -> RunInterrupted:
         """Saves the last complete step, unless it is saved already."""
         # Its save may be under way. A second one at once would remove files that another rank,
         # which is done with the first, has already written for it.
         if done and not self.checkpoints.has(done):
-            self._parts.store.flush_deferred_updates(self._context.program)
+            self._parts.flush_updates()
             self._save(done)
         self.checkpoints.finish()
         return RunInterrupted(f"stopped after step {done}; {self.checkpoints.last_good()}")

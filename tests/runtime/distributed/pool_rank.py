@@ -40,8 +40,10 @@ from windlass.models.tensor_parallel import collectives
 from windlass.program.lowering.lower import lower
 from windlass.runtime.checkpoint.checkpoint import open_checkpoint
 from windlass.runtime.distributed import process_groups
+from windlass.runtime.engine import StartEngine
 from windlass.runtime.interpreter import Handlers
 from windlass.runtime.rank_context import RankContext
+from windlass.runtime.rank_parts import RankParts
 from windlass.runtime.train import train_loop
 from windlass.runtime.verify.activation_fingerprints import ActivationFingerprints
 from windlass.runtime.verify.fault_injection import inject_fault, overflow_on_last_rank
@@ -106,7 +108,7 @@ def run_job(rank: int, folder: Path) -> None:
     model, graph, tokens = load_model(folder.parent)
     job = json.loads((folder / "job.json").read_text())
     plan, settings = Plan.model_validate(job["plan"]), TrainSettings.model_validate(job["train"])
-    distributed = plan.parallel.devices > 1
+    distributed = plan.parallel.devices > 1 or plan.stack == "torch"
     if distributed:
         dist.init_process_group(
             "gloo", init_method=f"file://{folder / 'store'}", rank=rank,
@@ -147,6 +149,7 @@ def run_job(rank: int, folder: Path) -> None:
         measured = train_loop(
             context, batches, wrap_handlers=wrap_handlers,
             resume=open_checkpoint(Path(job["resume"])) if job["resume"] else None,
+            engine=engine_of(plan),
         )  # fmt: skip
         steps = [asdict(step) | {"by_kind": dict(step.by_kind)} for step in measured]
     (folder / f"sent{rank}.json").write_text(json.dumps(counter.per_step(len(steps))))
@@ -155,6 +158,15 @@ def run_job(rank: int, folder: Path) -> None:
     if distributed:
         dist.barrier()
         dist.destroy_process_group()
+
+
+def engine_of(plan: Plan) -> StartEngine:
+    """What computes the steps of a plan."""
+    if plan.stack is None:
+        return RankParts
+    from windlass.engines.torch import TorchEngine
+
+    return TorchEngine
 
 
 def load_tasks(home: Path, longest: int | None, tokens: TokenDataset) -> tuple[EncodedTask, ...]:

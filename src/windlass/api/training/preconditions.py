@@ -31,19 +31,20 @@ def require_local_machine(planned: Planned) -> None:
         )
 
 
-def require_own_runtime(planned: Planned) -> None:
-    """Refuses a plan for another software stack, or for what the runtime cannot run yet.
+def require_engine(planned: Planned) -> None:
+    """Refuses a plan for a software stack that only predicts.
 
     Raises:
-        PlanError: the plan is for another stack.
+        PlanError: nothing here trains plans for the stack.
     """
     stack = planned.machine.stack
-    if stack is not None:
+    if stack is not None and stack.engine is None:
         gaps = runtime_gaps(planned.plan)
         lacks = f", and has no {' and no '.join(gaps)} yet" if gaps else ""
         raise PlanError(
             f"the plan is for the stack `{stack.name}`, which `plan` and `fit` predict; Windlass's "
-            f"own runtime is another one{lacks}; plan without `--stack` to run it here"
+            f"own runtime is another one{lacks}; plan without `--stack` to run it here, or with "
+            "`--stack torch` on PyTorch's own distributed parts"
         )
 
 
@@ -98,7 +99,8 @@ def verified_programs(planned: Planned) -> tuple[Program, ...]:
     require_valid_plan(plan, graph, machine, global_batch=planned.request.train.batch)
     refuse_offloaded_masks(planned)
     may_keep_statistics = graph.examples is not None or is_users_own(planned.request.model.name)
-    if may_keep_statistics and plan.parallel.devices > plan.parallel.pipeline:
+    is_engine = machine.stack is not None
+    if may_keep_statistics and (is_engine or plan.parallel.devices > plan.parallel.pipeline):
         _refuse_running_statistics(planned)
     if plan.parallel.context is not None:
         _require_divisible_sequences(planned)

@@ -34,8 +34,8 @@ from windlass.api.training.parent import (
 )
 from windlass.api.training.preconditions import (
     note_sparse_kernels,
+    require_engine,
     require_one_process,
-    require_own_runtime,
     require_pretrained_model,
     verified_programs,
 )
@@ -98,7 +98,7 @@ def start_run(
     if parent is not None:
         planned = plan_of_child(planned, parent)
     planned = plan_later_legs(planned, parent, progress)
-    require_own_runtime(planned)
+    require_engine(planned)
     require_one_process(planned)
     planned = note_sparse_kernels(planned, progress)
     if parent is None:

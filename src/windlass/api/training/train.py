@@ -18,7 +18,7 @@ from windlass.api.training.parent import (
     remove_merged_checkpoint,
     request_of_child,
 )
-from windlass.api.training.preconditions import require_local_machine, require_own_runtime
+from windlass.api.training.preconditions import require_engine, require_local_machine
 from windlass.api.training.resume import resume
 from windlass.api.training.run import Run
 from windlass.api.training.start_run import start_run
@@ -85,7 +85,7 @@ def train(
         )
     else:
         planned = what
-    require_own_runtime(planned)
+    require_engine(planned)
     require_local_machine(planned)
     server = rank_server(planned, planned.plan.parallel.devices)
     run = start_run(

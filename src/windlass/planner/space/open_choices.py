@@ -177,7 +177,7 @@ class OpenChoices:
             for parameters in divisors(optimizer)
             if pins.parameters in (None, parameters)
             and pins.optimizer in (None, optimizer)
-            and (optimizer == 1 or parameters > 1 or "optimizer" in modes)
+            and (optimizer == parameters or "optimizer" in modes)
             and (parameters == 1 or "parameters" in modes)
             and (can.replica_groups or {parameters, optimizer} <= {1, replicas})
             and not any(min(each % expert, expert % each) for each in (parameters, optimizer))
@@ -261,7 +261,7 @@ class OpenChoices:
             return ("fused",) if pin == "fused" else (None,)
         budget_bytes = self.request.memory or self.machine.device.memory.capacity_bytes
         logits_bytes = 4 * self.sequence * self.graph.vocabulary
-        is_able = self.machine.stack is None and self.graph.can_fuse_loss
+        is_able = self._can.fused_loss and self.graph.can_fuse_loss
         is_open = is_able and logits_bytes > _LOGITS_SHARE * budget_bytes
         return (None, "fused") if is_open else (None,)
 

@@ -24,6 +24,8 @@ class RunCheckpoints:
         save_layer: saves the state of a layer to a file.
         rank: index of this rank.
         world_size: number of ranks.
+        before_save: copies what will be saved, which may then change at once; None if weights stay
+            as they are until their layer is saved.
     """
 
     def __init__(
@@ -35,8 +37,9 @@ class RunCheckpoints:
         save_layer: Callable[[int, Path], Sequence[SavedFile]],
         rank: int,
         world_size: int,
+        before_save: Callable[[], None] | None = None,
     ) -> None:
-        self._context, self._batch = context, batch
+        self._context, self._batch, self._before_save = context, batch, before_save
         self._averaging = averaging_of(context.settings)
         self._has_statistics = any(template.has_running_statistics for template in templates)
         self._saver = AsyncSaver(
@@ -80,6 +83,9 @@ class RunCheckpoints:
             step: its number.
             loss_scale: that of the next step; None in other precisions than float16.
         """
+        if self._before_save is not None:
+            self._saver.finish()
+            self._before_save()
         self._saver.begin(
             Manifest(
                 step=step,

@@ -45,7 +45,7 @@ class P2PCommunicator:
         self._plan, self._groups, self._device = plan, groups, context.device.torch_device
         self._wait_for_layer = store.wait_for_layer
         self._stage = StageTensors(plan, groups.graph, groups.coord.stage)
-        shapes = output_shapes(templates, _batch_on_meta(context))
+        shapes = output_shapes(templates, batch_on_meta(context))
         self._shapes = {layer: shapes[layer] for layer in self._stage.boundaries}
         by_name = {
             weight.name: weight for layer in store.layers for weight in (*layer.owned, *layer.used)
@@ -180,7 +180,7 @@ def tied_weight_names(stack: LayerStack, tie: TiedWeights, plan: Plan) -> tuple[
     return tuple(dict.fromkeys(names))
 
 
-def _batch_on_meta(context: RankContext) -> Tensor:
+def batch_on_meta(context: RankContext) -> Tensor:
     """A rank's inputs of a micro-batch on the meta device: tokens `Int[b s]`, or `Float[b ...]`."""
     batch, examples = context.plan.batch, context.stack.examples
     if examples is None:

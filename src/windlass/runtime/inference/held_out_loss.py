@@ -23,10 +23,9 @@ from windlass.models import (
     layer_loss,
 )
 from windlass.runtime.distributed.process_groups import DistContext
-from windlass.runtime.inference.rank_passes import RankPasses
+from windlass.runtime.inference.rank_passes import PassStore, RankPasses
 from windlass.runtime.optimizer_state.averages import Averaging
 from windlass.runtime.optimizer_state.dtypes import DTYPES
-from windlass.runtime.param_store import ParamStore
 from windlass.runtime.rank_context import RankContext
 from windlass.schema import SENTENCES_PER_ROW, Plan
 
@@ -47,7 +46,7 @@ class HeldOutLoss:
 
 
 def with_averages(
-    store: ParamStore, averaging: Averaging | None, evaluate_once: Callable[[], HeldOutLoss]
+    store: PassStore, averaging: Averaging | None, evaluate_once: Callable[[], HeldOutLoss]
 ) -> tuple[HeldOutLoss, HeldOutLoss | None]:
     """The held-out loss of a run, and that of averages which it keeps beside its weights.
 

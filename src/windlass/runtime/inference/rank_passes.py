@@ -1,17 +1,61 @@
 """Forward passes of one rank outside of a step: all batches through one phase after the other."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from windlass.program import chunks_of_stage
-from windlass.runtime.distributed.p2p import P2PCommunicator
 from windlass.runtime.distributed.process_groups import DistContext
 from windlass.runtime.layer_templates import LayerTemplate
-from windlass.runtime.param_store import ParamStore
+from windlass.runtime.optimizer_state.averages import Averaging
+from windlass.runtime.parameters import LayerParameters
 from windlass.runtime.rank_context import RankContext
+
+
+class PassStore(Protocol):
+    """Where the weights of a rank live, as far as forward passes outside of a step ask."""
+
+    @property
+    def layers(self) -> Sequence[LayerParameters]:
+        """The parameters that each layer computes with."""
+
+    def load_layers(self, layers: Sequence[int]) -> None:
+        """Brings layers into device memory."""
+
+    def free_layers(self, layers: Sequence[int]) -> None:
+        """Frees what `load_layers` brought in."""
+
+    def wait_for_layer(self, layer: int) -> None:
+        """Blocks until all weights that a layer computes with are in device memory."""
+
+    def averaged(self, averaging: Averaging) -> AbstractContextManager[None]:
+        """Lets layers compute with averaged weights while it is open."""
+
+
+class StageLinks(Protocol):
+    """Messages between pipeline stages outside of a step."""
+
+    def send_tied_weights(self, phase: tuple[int, int]) -> None:
+        """Sends the tied weights that a phase owns."""
+
+    def recv_tied_weights(self, phase: tuple[int, int]) -> None:
+        """Receives the tied weights that a phase uses."""
+
+    def free_tied_weights(self) -> None:
+        """Frees the tied weights received from other stages."""
+
+    def crosses_stages(self, layer: int) -> bool:
+        """Whether a layer's output goes to or from this stage."""
+
+    def receive_activation(self, layer: int, block: int, shape: torch.Size | None = None) -> Tensor:
+        """The output of a layer of the previous stage."""
+
+    def send_activation(self, layer: int, block: int, output: Tensor) -> None:
+        """Sends the output of this stage's last layer to the next stage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,14 +64,14 @@ class RankPasses:
 
     context: RankContext
     """The rank's plan, device and settings."""
-    store: ParamStore
+    store: PassStore
     templates: tuple[LayerTemplate, ...]
     """One template per layer."""
     whole_templates: tuple[LayerTemplate, ...]
     """The same, or templates for whole sequences where those of training take a part of each."""
     dist: DistContext
     """The ranks of the run."""
-    p2p: P2PCommunicator | None
+    p2p: StageLinks | None
     """Sends and receives between pipeline stages; None on a single device."""
     on_progress: Callable[[], None]
     """Called whenever a batch has passed through a phase."""

@@ -7,6 +7,7 @@ from pydantic import ConfigDict, Field
 from windlass.document import Document
 from windlass.schema.graph import Precision
 from windlass.schema.machine.provenance import Source
+from windlass.schema.optimizers import OptimizerName
 from windlass.schema.plan import PipelineSchedule, Recompute
 from windlass.units import Bytes, Seconds
 
@@ -62,6 +63,16 @@ class Capabilities(_StackTable):
     """How activations can be recomputed."""
     offload: bool = False
     """Whether optimizer state and weights can lie outside device memory."""
+    fused_loss: bool = False
+    """Whether the loss can be fused with the projection to the vocabulary."""
+    optimizers: tuple[OptimizerName, ...] | None = None
+    """Optimizers; None means any."""
+    averages: bool = True
+    """Whether averages of the weights can be kept beside them (EMA)."""
+    own_masters: bool = True
+    """Whether bfloat16 weights can be updated without float32 copies."""
+    sparsity: bool = True
+    """Whether weights can lack blocks."""
 
 
 class StackMemory(_StackTable):
@@ -85,6 +96,9 @@ class Stack(_StackTable):
 
     name: str
     about: str
+    engine: Literal["torch"] | None = None
+    """Engine of Windlass that trains its plans, on the layers of the own runtime; None means that
+    plans for it are only predicted."""
     similar_to: str | None = None
     """Stack whose constants this one starts from."""
     can: Capabilities = Capabilities()
@@ -175,6 +189,7 @@ OWN_STACK = Stack(
         context=True,
         compile=True,
         offload=True,
+        fused_loss=True,
     ),
     fusion="eager",
     selective="products",

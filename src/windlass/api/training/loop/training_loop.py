@@ -21,7 +21,7 @@ from windlass.tracking import RunFolder
 if TYPE_CHECKING:
     from windlass.data import TrainingBatches
     from windlass.models import LayerStack
-    from windlass.runtime import Checkpoint, MemoryLimit
+    from windlass.runtime import Checkpoint, MemoryLimit, StartEngine
     from windlass.torch_ext import Device
 
 _RECORDED_STEP = 3
@@ -48,7 +48,7 @@ def make_training_loop(
         hooks: what the caller attaches.
         server: forks the local ranks; None starts each anew.
     """
-    if len(programs) == 1:
+    if len(programs) == 1 and planned.machine.stack is None:
         from windlass.torch_ext import device_for
 
         _prepare_memory(planned)
@@ -190,4 +190,16 @@ def _attempt(
         wrap_handlers=instrumentation.handler_wrapper(rank.folder, number)
         if instrumentation
         else None,
+        engine=_engine(planned),
     )
+
+
+def _engine(planned: Planned) -> "StartEngine":
+    """What computes the steps of a plan: the engine of its stack, or the own runtime."""
+    if planned.machine.stack is None:
+        from windlass.runtime import RankParts
+
+        return RankParts
+    from windlass.engines.torch import TorchEngine
+
+    return TorchEngine

@@ -1,0 +1,94 @@
+"""The device mesh of a plan, and one rank's place in it."""
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from windlass.models import ContextParallelRank, TensorParallelRank
+from windlass.program import mesh_coord
+from windlass.schema import Plan
+from windlass.torch_ext import Device
+
+AXES = ("pp", "dp_replicate", "dp_shard", "tp")
+"""Axes of the mesh, the outermost first: ranks are numbered as `mesh_coord` numbers them."""
+
+
+def device_mesh(plan: Plan, device: Device) -> DeviceMesh:
+    """The mesh (pp, dp_replicate, dp_shard, tp) of a plan.
+
+    Replicas that are neighbours share one copy of the weights.
+
+    Args:
+        plan: parallel and sharding degrees.
+        device: this rank's device.
+    """
+    parallel, shard = plan.parallel, plan.sharding.parameters
+    shape = (parallel.pipeline, parallel.data // shard, shard, int(parallel.tensor))
+    return init_device_mesh(device.torch_device.type, shape, mesh_dim_names=AXES)
+
+
+class MeshRank:
+    """One rank of the mesh. All ranks create theirs at once, after initialization.
+
+    Args:
+        plan: a plan for any number of devices.
+        rank: rank of this process.
+        device: the device that holds its tensors.
+    """
+
+    context = ContextParallelRank()
+
+    def __init__(self, plan: Plan, rank: int, device: Device) -> None:
+        self.rank, self.world_size = rank, plan.parallel.devices
+        self.coord = mesh_coord(rank, plan.parallel)
+        self._plan, self._device = plan, device
+        self.mesh = device_mesh(plan, device)
+        replicas = self.mesh["dp_replicate"].size()
+        self.data_mesh = (
+            self.mesh["dp_replicate", "dp_shard"] if replicas > 1 else self.mesh["dp_shard"]
+        )
+        """What FSDP shards over; in two dimensions it replicates over the first (HSDP)."""
+        self.replica = self.mesh.get_local_rank("dp_replicate")
+        """Index of this rank among those that hold copies of the same shard."""
+        self.shard = self.mesh.get_local_rank("dp_shard")
+        """Index of this rank's shard."""
+        self.shards = self.mesh["dp_shard"].size()
+        self.stage_group = self.mesh.get_group("pp")
+        self.tensor_group = self.mesh.get_group("tp")
+
+    def tensor_rank(self, index: int | None = None) -> TensorParallelRank:
+        """A tensor-parallel rank of this stage and replica, by default this one."""
+        return TensorParallelRank(
+            degree=int(self._plan.parallel.tensor),
+            index=self.coord.tensor_rank if index is None else index,
+            group_name=self.tensor_group.group_name,
+            column_group_name=self.tensor_group.group_name,
+        )
+
+    def rank_of_stage(self, stage: int) -> int:
+        """The global rank with this one's place in another stage."""
+        return dist.get_global_rank(self.stage_group, stage)
+
+    def group_of_stages(self, stages: Sequence[int]) -> dist.ProcessGroup:
+        """The ranks with this one's place in some stages; only they create it."""
+        ranks = [self.rank_of_stage(stage) for stage in stages]
+        group = dist.new_group(ranks, use_local_synchronization=True)
+        if not isinstance(group, dist.ProcessGroup):
+            raise TypeError(f"rank {self.rank} is none of {ranks}")
+        return group
+
+    def all_reduce_sum(self, values: Sequence[float]) -> list[float]:
+        """The sum of each value over all ranks, in float64."""
+        return self._all_reduce(values, dist.ReduceOp.SUM)
+
+    def all_reduce_max(self, value: float) -> float:
+        """The largest value over all ranks."""
+        return self._all_reduce((value,), dist.ReduceOp.MAX)[0]
+
+    def _all_reduce(self, values: Sequence[float], op: dist.ReduceOp.RedOpType) -> list[float]:
+        tensor = self._device.to_device(torch.tensor(values, dtype=torch.float64))
+        dist.all_reduce(tensor, op)
+        result: list[float] = tensor.cpu().tolist()
+        return result
