@@ -11,12 +11,21 @@ from windlass.schema.plan import Plan
 _LEAST = {"sequence": 16, "precision": "float64"}
 
 
-def torch_plan(pool: RankPool, *, micro: int = 1, data: int = 1, **degrees: Any) -> Plan:  # noqa: ANN401  handed on to the factory
+def torch_plan(
+    pool: RankPool,
+    *,
+    micro: int = 1,
+    data: int = 1,
+    reshard: bool = False,
+    **degrees: Any,  # noqa: ANN401  handed on to the factory
+) -> Plan:
+    """A plan for the torch stack, with `BATCH` samples per step."""
     plan = tiny_plan(
         pool.graph, MACHINE, micro=micro, data=data, accumulation=BATCH // data // micro,
         **{**_LEAST, "sequence": pool.sequence, **degrees},
     )  # fmt: skip
-    return plan.model_copy(update={"stack": "torch"})
+    sharding = plan.sharding.model_copy(update={"reshard": True if reshard else None})
+    return plan.model_copy(update={"stack": "torch", "sharding": sharding})
 
 
 @pytest.mark.parametrize(
@@ -25,6 +34,44 @@ def torch_plan(pool: RankPool, *, micro: int = 1, data: int = 1, **degrees: Any)
         {"data": 2, "sharding": (2, 2)},
         {"tensor": 2},
         {"pipeline": 2},
+        slow({"data": 2}),
+        slow({"data": 2, "sharding": (2, 2), "micro": 4}),
+        slow({"data": 2, "sharding": (2, 2), "reshard": True}),
+        slow({"data": 2, "sharding": (2, 2), "recompute": "full"}),
+        slow({"data": 2, "sharding": (2, 2), "recompute": "selective", "recompute_layers": 2}),
+        slow({"data": 2, "sharding": (2, 2), "precision": "float32"}),
+        slow({"data": 2, "sharding": (2, 2), "precision": "bfloat16"}),
+        slow({"data": 4, "sharding": (2, 2)}),
+        slow({"data": 2, "tensor": 2, "sharding": (2, 2)}),
+        slow({"tensor": 4}),
+        slow({"pipeline": 2, "tensor": 2}),
+        slow({"pipeline": 2, "data": 2}),
+        slow({"pipeline": 2, "data": 2, "sharding": (2, 2)}),
+        slow({"pipeline": 2, "data": 2, "sharding": (2, 2), "reshard": True}),
+        slow({"pipeline": 2, "schedule": "gpipe", "recompute": "full"}),
+        slow({"pipeline": 2, "schedule": "interleaved", "virtual_stages": 2}),
+        slow(
+            {
+                "pipeline": 2,
+                "data": 2,
+                "sharding": (2, 2),
+                "schedule": "interleaved",
+                "virtual_stages": 2,
+            }
+        ),
+        slow(
+            {
+                "pipeline": 2,
+                "data": 2,
+                "sharding": (2, 2),
+                "schedule": "interleaved",
+                "virtual_stages": 2,
+                "reshard": True,
+            }
+        ),
+        slow({"pipeline": 4, "micro": 4}),
+        slow({"pipeline": 2, "micro": 8}),
+        slow({"pipeline": 2, "clip": False}),
     ],
     ids=str,
 )

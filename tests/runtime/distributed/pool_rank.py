@@ -12,7 +12,7 @@ import sys
 import traceback
 from collections import Counter
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import asdict
 from functools import cache
 from itertools import chain
@@ -140,7 +140,8 @@ def run_job(rank: int, folder: Path) -> None:
             handlers = inject_fault(job["fault"], handlers, hook)
         return counter.wrap(ActivationFingerprints(folder, rank).wrap(handlers, hook))
 
-    with counter.counting():
+    # torch's pipelining recognizes the functions that it is given by themselves.
+    with counter.counting() if plan.stack is None else nullcontext():
         context = RankContext(
             plan=plan, stack=stack, program=lower(plan, graph)[rank], settings=settings,
             checkpoints=folder / "checkpoints", graph=graph if distributed else None,

@@ -90,6 +90,8 @@ class StageMessages:
         self._ranks, self._stage_of = ranks, stages_by_layer(context.plan)
         self._shapes = output_shapes(templates, batch_on_meta(context))
         self._dtype, self._device = DTYPES[context.plan.precision], context.device.torch_device
+        self._sends: list[tuple[Tensor, dist.Work]] = []
+        """Messages under way. A stage of several chunks receives before all of them arrive."""
 
     def crosses_stages(self, layer: int) -> bool:
         """Whether a layer's output goes to or from this stage."""
@@ -116,7 +118,10 @@ class StageMessages:
         """Sends the output of this stage's last layer to the next stage."""
         del block
         to = self._stage_of[layer + 1]
-        dist.send(output.detach().contiguous(), group_dst=to, group=self._ranks.stage_group)
+        tensor = output.detach().contiguous()
+        work = dist.isend(tensor, group_dst=to, group=self._ranks.stage_group)
+        if work is not None:
+            self._sends.append((tensor, work))
 
     def send_tied_weights(self, phase: tuple[int, int]) -> None:
         """Does nothing: each stage has a copy of a tied weight."""
@@ -125,7 +130,10 @@ class StageMessages:
         """Does nothing: each stage has a copy of a tied weight."""
 
     def free_tied_weights(self) -> None:
-        """Does nothing: each stage keeps its copy of a tied weight."""
+        """Waits for messages; each stage keeps its copy of a tied weight."""
+        for _, work in self._sends:
+            work.wait()
+        self._sends.clear()
 
 
 def _parameters(name: str, layer: StageLayer | None) -> LayerParameters:
