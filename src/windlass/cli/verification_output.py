@@ -42,6 +42,8 @@ def verify_and_print(
     ready = api.verified_numerics(planned, steps=request.train.steps)
     with tempfile.TemporaryDirectory() as folder:
         verifier = api.Verifier(ready, Path(folder), progress)
+        if faults:
+            verifier.require_instructions()
         result = verifier.verify()
         independent = verifier.compare_to_plain_pytorch(planned)
         passed = result.passed and independent.passed

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 _CHANGEABLE = (
     "parallel", "sharding", "batch", "recompute", "recompute_layers", "phases", "compile",
-    "precision", "moments", "memory", "deterministic", "step_graph",
+    "precision", "moments", "memory", "deterministic", "step_graph", "stack",
 )  # fmt: skip
 """Parts of a request that may change between attempts: how a run is computed, not what it is."""
 

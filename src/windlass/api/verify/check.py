@@ -135,6 +135,19 @@ class Verifier:
         runs = {name: run.steps for name, run in self._runs.items()}
         return proof_scope(asked, self._planned, runs)
 
+    def require_instructions(self) -> None:
+        """Refuses faults where there are no instructions to inject them between.
+
+        Raises:
+            PlanError: the plan runs on another engine than the own runtime.
+        """
+        if self._planned.machine.stack is not None:
+            raise PlanError(
+                "`--faults` are injected between the instructions of Windlass's own runtime, which "
+                f"the stack `{self._planned.plan.stack}` has none of; leave out `--faults`, or "
+                "`--stack`"
+            )
+
     def inject_faults(self) -> Iterator[FaultResult]:
         """Yields the verification of the plan with each fault that can occur in it."""
         from windlass.runtime import FAULTS, faulty_layer
@@ -174,7 +187,10 @@ class Verifier:
         folder = self._folder / name.replace(" ", "-")
         instrumentation = replace(instrumentation, overflow=overflows(planned))
         run = train(planned, folder=folder, instrumentation=instrumentation)
-        self._runs[name] = InstrumentedRun(folder=run.folder, steps=tuple(run))
+        own = planned.machine.stack is None
+        self._runs[name] = InstrumentedRun(
+            folder=run.folder, steps=tuple(run), has_fingerprints=own
+        )
         return self._runs[name]
 
     def _report(self, label: str) -> None:
@@ -216,7 +232,7 @@ def verification(planned: Planned, *, steps: int, keep: frozenset[str] = frozens
     exact = {
         "precision": "float64" if float64 else "float32", "moments": "float32", "compile": False,
     }  # fmt: skip
-    if plan.parallel.devices == 1 and plan.loss is None:
+    if plan.parallel.devices == 1 and plan.loss is None and plan.stack is None:
         keep |= {"precision", "moments"}
     elif plan.multiplies_float8:
         # In bfloat16 a factor on the other side of a tie would hide much.
@@ -248,4 +264,5 @@ def verification(planned: Planned, *, steps: int, keep: frozenset[str] = frozens
 
 def _is_exact(plan: Plan) -> bool:
     """Whether a plan must equal the plain run bit for bit."""
-    return plan.parallel.devices == 1 and not plan.compile and plan.loss is None
+    is_alone = plan.parallel.devices == 1 and plan.stack is None
+    return is_alone and not plan.compile and plan.loss is None

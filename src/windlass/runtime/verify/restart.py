@@ -34,8 +34,8 @@ def train_with_restart(
     Raises:
         RunInterrupted: `stop` returned True.
     """
-    several = dist.is_initialized() and dist.get_world_size() > 1
-    # One device stops before a micro-batch, several ranks agree at the end of a step.
+    several = dist.is_initialized()
+    # A device alone stops before a micro-batch, ranks of a group agree at the end of a step.
     stops_at = after - 1 if several else after
     done = 0
 
