@@ -14,6 +14,7 @@ from windlass.schema import (
     SparseSpeedup,
     Step,
 )
+from windlass.stacks import load_stack, stack_names
 from windlass.units import format_bytes, format_count, format_flop, format_flop_rate, format_seconds
 
 MFU_FORMULA = "model FLOP of a step / (step time × dense peak FLOP/s)"
@@ -132,11 +133,18 @@ def describe_stack(plan: Plan) -> str | None:
     """The stack that a plan is for, and what Windlass's own runtime lacks; None for its own."""
     if plan.stack is None:
         return None
+    if _engine(plan) is not None:
+        return f"{plan.stack}, by which `train` runs this plan"
     gaps = runtime_gaps(plan)
     if not gaps:
         return f"{plan.stack}; Windlass's own runtime has this parallelism too, and other times"
     lacks = " and no ".join(gaps)
     return f"{plan.stack}; Windlass's own runtime cannot run this plan yet: it has no {lacks}"
+
+
+def _engine(plan: Plan) -> str | None:
+    """The engine of Windlass that trains the plans of a stack; None if there is none."""
+    return load_stack(plan.stack).engine if plan.stack in stack_names() and plan.stack else None
 
 
 def describe_precision(plan: Plan) -> str:
@@ -147,7 +155,7 @@ def describe_precision(plan: Plan) -> str:
     moments += "" if plan.moments == "float32" else f", moments in {plan.moments}"
     moments += "" if plan.ema is None else ", averaged weights beside them"
     mode = "compiled" if plan.compile else "run eagerly"
-    if plan.stack is not None:
+    if plan.stack is not None and _engine(plan) is None:
         mode = f"in kernels of {plan.stack}"
     mode += ", deterministic kernels only" if plan.deterministic else ""
     mode += ", steps recorded and replayed" if plan.step_graph else ""

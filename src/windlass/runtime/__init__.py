@@ -106,7 +106,11 @@ from windlass.runtime.interpreter import (
     HeartbeatSlots,
 )
 from windlass.runtime.keyed_dropout import DropoutKeys, generator_seed, layer_key
-from windlass.runtime.layer_templates import LayerTemplate, layer_templates
+from windlass.runtime.layer_templates import (
+    LayerTemplate,
+    # Its own name is the module's.
+    layer_templates as stack_templates,
+)
 from windlass.runtime.memory_stats import (
     MemoryLimit,
 )
@@ -252,7 +256,6 @@ __all__ = [
     "latest_checkpoint",
     "layer_file",
     "layer_key",
-    "layer_templates",
     "learning_rate",
     "link_checkpoint",
     "load_dense_weights",
@@ -274,6 +277,7 @@ __all__ = [
     "require_group_matches",
     "require_new_folder",
     "score_on_rank",
+    "stack_templates",
     "train_loop",
     "train_with_restart",
     "verify_checkpoint",

@@ -36,7 +36,7 @@ from windlass.runtime import (
     StepState,
     TimelineRecorder,
     TransferStats,
-    layer_templates,
+    stack_templates,
 )
 
 
@@ -218,7 +218,7 @@ class TorchEngine:
 def _templates(context: RankContext, ranks: MeshRank) -> tuple[LayerTemplate, ...]:
     """Each layer as a function of this tensor-parallel rank's weights."""
     plan = context.plan
-    templates = layer_templates(
+    templates = stack_templates(
         context.stack,
         compiled=plan.compile,
         tp_rank=ranks.tensor_rank(),
