@@ -1,6 +1,6 @@
 """Step time on several devices: Windlass against torch's DDP, FSDP2 and pipelining, over gloo.
 
-    python benchmarks/multi_device.py [--model gpt-tiny] [--rounds 3] [--devices 2 4]
+    python benchmarks/multi_device.py [--model gpt-tiny] [--rounds 3] [--devices 2 4] [--stack torch]
 
 All train the same float32 model eagerly on tokens of the same shape, clip by the global norm and
 update with fused AdamW. Contestants take turns round by round, each in processes of its own with
@@ -12,6 +12,8 @@ faster. The cases:
   resharding;
 - `stages`: a 1F1B pipeline, against the 1F1B of torch.distributed.pipelining. There the first and
   the last stage keep and update separate copies of the tied embedding, so it communicates less.
+
+With `--stack torch` Windlass runs the same parts of torch, and rows go to `torch_engine.csv`.
 """
 
 import argparse
@@ -48,8 +50,8 @@ class Case:
     sequence: int
 
 
-def windlass_seconds(case: Case) -> float:
-    """Median seconds of a step under `windlass train`."""
+def windlass_seconds(case: Case, engine: str | None) -> float:
+    """Median seconds of a step under `windlass train`, on its own runtime or on an engine."""
     import windlass
 
     parallelism = {
@@ -58,7 +60,7 @@ def windlass_seconds(case: Case) -> float:
         ],
         "shards": [
             f"parallel.data={case.devices}", f"sharding.parameters={case.devices}",
-            f"sharding.optimizer={case.devices}",
+            f"sharding.optimizer={case.devices}", *(["sharding.reshard=true"] if engine else []),
         ],
         "stages": [f"parallel.pipeline={case.devices}"],
     }[case.name]  # fmt: skip
@@ -67,7 +69,7 @@ def windlass_seconds(case: Case) -> float:
             case.model, *parallelism, f"train.batch={case.batch}", f"batch.micro={case.micro}",
             f"train.sequence={case.sequence}", f"train.steps={STEPS}", "precision=float32",
             "compile=false", "recompute=none", "train.evaluate_sequences=0",
-            f"train.save_every={STEPS}", "model.dropout=0",
+            f"train.save_every={STEPS}", "model.dropout=0", stack=engine,
         )  # fmt: skip
         steps = [step.seconds for step in windlass.train(planned, folder=Path(folder) / "run")]
     return statistics.median(steps[WARM:])
@@ -233,6 +235,7 @@ def main() -> None:
     parser.add_argument("--micro", type=int, default=2)
     parser.add_argument("--sequence", type=int, default=256)
     parser.add_argument("--cases", nargs="+", choices=tuple(RIVALS), default=tuple(RIVALS))
+    parser.add_argument("--stack", choices=("torch",))
     parser.add_argument("--rank", nargs=6, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rank:
@@ -245,17 +248,18 @@ def main() -> None:
             compare(
                 Case(name, options.model, devices, options.batch, options.micro, options.sequence),
                 options.rounds,
+                options.stack,
             )
 
 
-def compare(case: Case, rounds: int) -> None:
+def compare(case: Case, rounds: int, engine: str | None) -> None:
     """Times both sides alternately, prints one line of the table and appends its row."""
-    pairs = [(windlass_seconds(case), torch_seconds(case)) for _ in range(rounds)]
+    pairs = [(windlass_seconds(case, engine), torch_seconds(case)) for _ in range(rounds)]
     ratios = sorted(ours / theirs for ours, theirs in pairs)
     ours, theirs = (statistics.median(side) for side in zip(*pairs, strict=True))
     ratio = statistics.median(ratios)
     append_row(
-        "multi_device", model=case.model, devices=case.devices, case=case.name,
+        "torch_engine" if engine else "multi_device", model=case.model, devices=case.devices, case=case.name,
         rival=RIVALS[case.name], ours_seconds=ours, theirs_seconds=theirs, ratio=ratio,
     )  # fmt: skip
     print(
