@@ -2,7 +2,7 @@
 
     python benchmarks/kills.py [--kills 300] [--seed 0] [--kind NAME ...]
 
-Twenty kinds of run are begun, and killed or asked to stop at random moments: while they start,
+Twenty-three kinds of run are begun, and killed or asked to stop at random moments: while they start,
 between steps, within saves and evaluations. The same command starts them again, `resume` once
 there is a run. After some kills a run is left to its end, and compared with an undisturbed one:
 every loss, gradient norm and held-out loss of its record, and every byte of its last checkpoint.
@@ -63,6 +63,12 @@ KINDS: dict[str, tuple[str, ...]] = {
         *_TINY, _FLOAT32, "parallel.data=2", "sharding.parameters=2", "sharding.optimizer=2",
     ),
     "replicas in phases": (*_TINY, _BFLOAT16, "parallel.data=2", "phases=2"),
+    "torch, sharded": (
+        *_TINY, _FLOAT32, "stack=torch", "parallel.data=2", "sharding.parameters=2",
+        "sharding.optimizer=2",
+    ),
+    "torch, stages": (*_TINY, _FLOAT32, "stack=torch", "parallel.pipeline=2"),
+    "torch, tensor parallel": (*_TINY, _BFLOAT16, "stack=torch", "parallel.tensor=2"),
 }  # fmt: skip
 _KILLS_OF_ONE_RUN = 5
 _LONGEST_SECONDS = 300.0

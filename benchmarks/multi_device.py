@@ -1,6 +1,6 @@
 """Step time on several devices: Windlass against torch's DDP, FSDP2 and pipelining, over gloo.
 
-    python benchmarks/multi_device.py [--model gpt-tiny] [--rounds 3] [--devices 2 4] [--stack torch]
+    python benchmarks/multi_device.py [--rounds 3] [--devices 2 4] [--stack torch]
 
 All train the same float32 model eagerly on tokens of the same shape, clip by the global norm and
 update with fused AdamW. Contestants take turns round by round, each in processes of its own with
@@ -259,7 +259,8 @@ def compare(case: Case, rounds: int, engine: str | None) -> None:
     ours, theirs = (statistics.median(side) for side in zip(*pairs, strict=True))
     ratio = statistics.median(ratios)
     append_row(
-        "torch_engine" if engine else "multi_device", model=case.model, devices=case.devices, case=case.name,
+        "torch_engine" if engine else "multi_device",
+        model=case.model, devices=case.devices, case=case.name,
         rival=RIVALS[case.name], ours_seconds=ours, theirs_seconds=theirs, ratio=ratio,
     )  # fmt: skip
     print(

@@ -12,12 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from factories import tiny_plan
-from rank_pool import BATCH, LAYERS, MACHINE, RankPool, RankProcesses, divisors, parallel_degrees
+from rank_pool import BATCH, LAYERS, RankPool, RankProcesses
+from torch_plans import describe, random_plan
 from windlass.data.examples import ExampleDataset
 from windlass.program.stack_capabilities import capability_faults
 from windlass.schema import LoraRequest
-from windlass.schema.plan import Plan
 from windlass.stacks import load_stack
 
 PLANS = 6
@@ -53,40 +52,6 @@ MODELS: dict[str, Callable[[], dict[str, Any]]] = {
     "a file's own blocks, with experts": lambda: {"model": f"{EXPERTS}:experts"},
     "gpt with LoRA": lambda: {"lora": LoraRequest(rank=2)},
 }  # fmt: skip
-
-
-def random_plan(draw: random.Random, pool: RankPool) -> Plan:
-    """Any plan that the stack's `can` admits, for 2 or 4 processes."""
-    degrees = tuple(pool.graph.tensor_shards)
-    pipeline, tensor, data = draw.choice(list(parallel_degrees(draw.choice((2, 4)), degrees)))
-    sharded = draw.choice(divisors(data))
-    micro = draw.choice([m for m in (1, 2, 4) if BATCH // data % m == 0])
-    accumulation = BATCH // data // micro
-    schedule, chunks = draw.choice(("1f1b", "gpipe")), 1
-    if pipeline == 2 and accumulation % pipeline == 0 and draw.random() < 0.5:
-        schedule, chunks = "interleaved", 2
-    plan = tiny_plan(
-        pool.graph, MACHINE, pipeline=pipeline, tensor=tensor, data=data, micro=micro,
-        accumulation=accumulation, sequence=pool.sequence, sharding=(sharded, sharded),
-        schedule=schedule, virtual_stages=chunks,
-        recompute=draw.choice(("none", "full", "selective")),
-        recompute_layers=draw.choice((None, 1, 2)),
-        precision=draw.choice(("float64", "float64", "float32")),
-    )  # fmt: skip
-    reshard = True if sharded > 1 and draw.random() < 0.5 else None
-    sharding = plan.sharding.model_copy(update={"reshard": reshard})
-    return plan.model_copy(update={"stack": "torch", "sharding": sharding})
-
-
-def describe(plan: Plan) -> str:
-    """A plan in few words."""
-    parallel, shard = plan.parallel, plan.sharding.parameters
-    parts = [f"pp {parallel.pipeline}", f"replicas {parallel.data // shard}", f"shards {shard}"]
-    parts += [f"tp {parallel.tensor}", f"{plan.batch.accumulation} x {plan.batch.micro}"]
-    parts += [parallel.schedule] if parallel.pipeline > 1 else []
-    parts += ["reshard"] if plan.sharding.reshard else []
-    parts += [plan.recompute] if plan.recompute != "none" else []
-    return ", ".join((*parts, plan.precision))
 
 
 @pytest.mark.slow

@@ -1,31 +1,9 @@
 """Plans of the torch stack train a model as the own runtime does on a single device."""
 
-from typing import Any
-
 import pytest
 
-from factories import tiny_plan
-from rank_pool import BATCH, MACHINE, RankPool, slow
-from windlass.schema.plan import Plan
-
-_LEAST = {"sequence": 16, "precision": "float64"}
-
-
-def torch_plan(
-    pool: RankPool,
-    *,
-    micro: int = 1,
-    data: int = 1,
-    reshard: bool = False,
-    **degrees: Any,  # noqa: ANN401  handed on to the factory
-) -> Plan:
-    """A plan for the torch stack, with `BATCH` samples per step."""
-    plan = tiny_plan(
-        pool.graph, MACHINE, micro=micro, data=data, accumulation=BATCH // data // micro,
-        **{**_LEAST, "sequence": pool.sequence, **degrees},
-    )  # fmt: skip
-    sharding = plan.sharding.model_copy(update={"reshard": True if reshard else None})
-    return plan.model_copy(update={"stack": "torch", "sharding": sharding})
+from rank_pool import RankPool, slow
+from torch_plans import torch_plan
 
 
 @pytest.mark.parametrize(
