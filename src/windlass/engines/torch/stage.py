@@ -35,6 +35,8 @@ class StageLayer(nn.Module):
         super().__init__()
         self.index, self.template, self.recompute = index, template, recompute
         self.layer_buffers = tuple(buffers)
+        self._passed: set[int] = set()
+        """Micro-batches of the step whose forward pass has run: one more repeats it."""
         self._data = data
         for name, weight in weights.items():
             self.register_parameter(_key(name), weight)
@@ -49,6 +51,7 @@ class StageLayer(nn.Module):
 
     def forward(self, x: Tensor, micro: int) -> Tensor:
         """The output for a micro-batch, or the loss of the last layer."""
+        self._passed.discard(micro)
         if self.recompute != "full" or not torch.is_grad_enabled():
             output = self._run(x, micro)
         else:
@@ -59,8 +62,12 @@ class StageLayer(nn.Module):
         return output
 
     def _run(self, x: Tensor, micro: int) -> Tensor:
+        buffers: Sequence[Tensor] = self.layer_buffers
+        if micro in self._passed and self.template.has_running_statistics:
+            buffers = self.template.discarded_buffers(buffers)
+        self._passed.add(micro)
         return self._data.call(
-            self.template, self.index, micro, self.current_weights(), self.layer_buffers, x,
+            self.template, self.index, micro, self.current_weights(), buffers, x,
             selective=self.recompute == "selective",
         )  # fmt: skip
 
