@@ -48,15 +48,17 @@ def plan_errors(
         *_size_errors(plan, graph, machine, global_batch),
         *_lowering_errors(plan, graph),
         *_runtime_errors(plan),
-        *(_context_errors(plan, graph) if machine.stack is None else ()),
+        *_context_errors(plan, graph, machine),
         *(step_graph_errors(plan, graph, machine) if plan.step_graph else ()),
         *_float8_errors(plan, machine),
         *capability_faults(plan, machine.stack or OWN_STACK),
     )
 
 
-def _context_errors(plan: Plan, graph: Graph) -> Iterator[str]:
-    """What our own runtime does not run beside context parallelism."""
+def _context_errors(plan: Plan, graph: Graph, machine: Machine) -> Iterator[str]:
+    """What the layers of our own runtime do not run beside context parallelism."""
+    if machine.stack is not None and machine.stack.engine is None:
+        return
     degree, tensor = plan.parallel.context or 1, plan.parallel.tensor
     yield from context_run_errors(degree, graph, tensor, plan.batch.sequence)
 

@@ -52,7 +52,6 @@ def test_a_hundred_proposed_plans_are_ones_that_the_engine_runs() -> None:
     [
         (["parallel.data=2", "sharding.optimizer=2", "sharding.parameters=1"], "ZeRO-1"),
         (["parallel.pipeline=2", "parallel.schedule=zero-bubble"], "zero-bubble schedule"),
-        (["parallel.context=2"], "context parallelism"),
         (["train.optimizer=lion"], "optimizer `lion`"),
         (["train.ema=0.9"], "averages of weights"),
         (["moments=int8"], "optimizer moments in int8"),

@@ -48,6 +48,10 @@ from torch_plans import torch_plan
             }
         ),
         slow({"pipeline": 4, "micro": 4}),
+        slow({"context": 2}),
+        slow({"context": 2, "data": 2, "sharding": (2, 2)}),
+        slow({"context": 2, "tensor": 2, "sharding": (2, 2), "recompute": "full"}),
+        slow({"context": 2, "pipeline": 2, "sharding": (1, 1)}),
         slow({"pipeline": 2, "micro": 8}),
         slow({"pipeline": 2, "clip": False}),
     ],

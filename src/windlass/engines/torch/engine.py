@@ -110,7 +110,7 @@ class TorchEngine:
         messages = StageMessages(self._context, self.dist, self._templates) if several else None
         passes = RankPasses(
             context=self._context, store=weights, templates=self._templates,
-            whole_templates=self._templates, dist=self.dist, p2p=messages,
+            whole_templates=self._whole_templates(), dist=self.dist, p2p=messages,
             on_progress=self._count_other_work,
         )  # fmt: skip
         every_layer = frozenset(range(len(self._templates)))
@@ -118,6 +118,12 @@ class TorchEngine:
             passes=passes, batches=batches, averaging=None,
             no_grad_layers=frozenset() if self._context.plan.compile else every_layer,
         )  # fmt: skip
+
+    def _whole_templates(self) -> tuple[LayerTemplate, ...]:
+        """Templates that take whole sequences."""
+        if self.dist.context.degree == 1:
+            return self._templates
+        return _templates(self._context, self.dist, whole=True)
 
     @property
     def batch(self) -> int:
@@ -215,13 +221,23 @@ class TorchEngine:
             self.heartbeat[OTHER_WORK_SLOT] += 1
 
 
-def _templates(context: RankContext, ranks: MeshRank) -> tuple[LayerTemplate, ...]:
-    """Each layer as a function of this tensor-parallel rank's weights."""
+def _templates(
+    context: RankContext, ranks: MeshRank, *, whole: bool = False
+) -> tuple[LayerTemplate, ...]:
+    """Each layer as a function of this tensor-parallel rank's weights.
+
+    Args:
+        context: what this rank runs.
+        ranks: its place in the mesh.
+        whole: whether they take whole sequences, even if ranks divide those of training.
+    """
     plan = context.plan
     templates = stack_templates(
         context.stack,
-        compiled=plan.compile,
+        compiled=plan.compile and not whole,
         tp_rank=ranks.tensor_rank(),
+        context=None if whole or ranks.context.degree == 1 else ranks.context,
+        sequence=plan.batch.sequence,
         loss=plan.loss,
         attention=plan.attention,
         z_loss=context.settings.z_loss or 0.0,

@@ -18,14 +18,15 @@ AXES = ("pp", "dp_replicate", "dp_shard", "tp")
 def device_mesh(plan: Plan, device: Device) -> DeviceMesh:
     """The mesh (pp, dp_replicate, dp_shard, tp) of a plan.
 
-    Replicas that are neighbours share one copy of the weights.
+    Replicas that are neighbours share one copy of the weights; those that divide sequences are
+    neighbours, too.
 
     Args:
         plan: parallel and sharding degrees.
         device: this rank's device.
     """
     parallel, shard = plan.parallel, plan.sharding.parameters
-    shape = (parallel.pipeline, parallel.data // shard, shard, int(parallel.tensor))
+    shape = (parallel.pipeline, parallel.replicas // shard, shard, int(parallel.tensor))
     return init_device_mesh(device.torch_device.type, shape, mesh_dim_names=AXES)
 
 
@@ -37,8 +38,6 @@ class MeshRank:
         rank: rank of this process.
         device: the device that holds its tensors.
     """
-
-    context = ContextParallelRank()
 
     def __init__(self, plan: Plan, rank: int, device: Device) -> None:
         self.rank, self.world_size = rank, plan.parallel.devices
@@ -57,6 +56,16 @@ class MeshRank:
         self.shards = self.mesh["dp_shard"].size()
         self.stage_group = self.mesh.get_group("pp")
         self.tensor_group = self.mesh.get_group("tp")
+        self.context = self._context_rank(plan.parallel.context or 1)
+        """Which tokens of each sequence are this rank's."""
+
+    def _context_rank(self, degree: int) -> ContextParallelRank:
+        if degree == 1:
+            return ContextParallelRank()
+        index, tensor = self.coord.data_rank % degree, int(self._plan.parallel.tensor)
+        first = self.rank - index * tensor
+        group = self._group([first + place * tensor for place in range(degree)])
+        return ContextParallelRank(degree=degree, index=index, group_name=group.group_name)
 
     def tensor_rank(self, index: int | None = None) -> TensorParallelRank:
         """A tensor-parallel rank of this stage and replica, by default this one."""
@@ -73,7 +82,9 @@ class MeshRank:
 
     def group_of_stages(self, stages: Sequence[int]) -> dist.ProcessGroup:
         """The ranks with this one's place in some stages; only they create it."""
-        ranks = [self.rank_of_stage(stage) for stage in stages]
+        return self._group([self.rank_of_stage(stage) for stage in stages])
+
+    def _group(self, ranks: list[int]) -> dist.ProcessGroup:
         group = dist.new_group(ranks, use_local_synchronization=True)
         if not isinstance(group, dist.ProcessGroup):
             raise TypeError(f"rank {self.rank} is none of {ranks}")

@@ -192,11 +192,17 @@ class OpenChoices:
         asked = self.request.parallel
         if asked.context is not None:
             return (asked.context if asked.context > 1 else None,)
-        is_open = self._can.context and (self.machine.stack is not None or self._is_plain_text)
+        is_open = self._can.context and (not self._has_own_layers or self._is_plain_text)
         is_open &= (asked.pipeline, asked.tensor, asked.data) != (1, 1, 1)
         most = self.machine.devices if is_open else 1
         degrees = (each for each in divisors(self.sequence) if 1 < each <= most)
         return (None, *(each for each in degrees if not any(context_errors(each, self.sequence))))
+
+    @property
+    def _has_own_layers(self) -> bool:
+        """Whether plans run on layers of Windlass, by its own runtime or by an engine."""
+        stack = self.machine.stack
+        return stack is None or stack.engine is not None
 
     @property
     def _is_plain_text(self) -> bool:
@@ -207,8 +213,7 @@ class OpenChoices:
 
     def divides_tokens(self, context: int | None, tensor: int) -> bool:
         """Whether context and tensor parallelism can divide the tokens of a sequence together."""
-        own = self.machine.stack is None
-        return not own or not any(
+        return not self._has_own_layers or not any(
             context_run_errors(context or 1, self.graph, tensor, self.sequence)
         )
 
