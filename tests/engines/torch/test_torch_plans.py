@@ -48,6 +48,7 @@ from torch_plans import torch_plan
             }
         ),
         slow({"pipeline": 4, "micro": 4}),
+        slow({"data": 2, "sharding": (2, 2), "compiled": True}),
         slow({"context": 2}),
         slow({"context": 2, "data": 2, "sharding": (2, 2)}),
         slow({"context": 2, "tensor": 2, "sharding": (2, 2), "recompute": "full"}),

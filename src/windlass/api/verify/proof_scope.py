@@ -127,6 +127,11 @@ def _left_out(asked: Planned, proved: Planned) -> Iterator[str]:
         "what attention, norms and products of a layer compute: all runs call the model's own "
         "modules, and only what packs, drops, masks, weighs or routes around them is written twice"
     )
+    if asked.plan.stack is not None:
+        yield (
+            f"outputs of layers and their gradients sample by sample, of which `{asked.plan.stack}` "
+            "takes no fingerprints: weights, gradients and losses follow from them"
+        )
     if any(changed := tuple(_changed_numerics(asked.plan, proved.plan))):
         yield f"rounding: the proof ran with {', '.join(changed)}"
     kept = (proved.plan.precision, proved.plan.moments)

@@ -142,9 +142,10 @@ class _RunComparison:
             {key: value for key, value in prints.items() if key.step == step}
             for prints in self._fingerprints
         )
-        if not self._has_fingerprints:
-            actual_prints = expected_prints = {}
-        self._compare_samples(step, actual_prints, expected_prints)
+        if self._has_fingerprints:
+            self._compare_samples(step, actual_prints, expected_prints)
+        else:
+            expected_prints = {}
         forward = [key for key in expected_prints if key.direction == "forward"]
         forward.sort(key=lambda key: (key.layer, key.sample))
         self._compare_fingerprints("output", forward, actual_prints, expected_prints)
