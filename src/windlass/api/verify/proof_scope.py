@@ -129,7 +129,7 @@ def _left_out(asked: Planned, proved: Planned) -> Iterator[str]:
     )
     if asked.plan.stack is not None:
         yield (
-            f"outputs of layers and their gradients sample by sample, of which `{asked.plan.stack}` "
+            f"outputs of layers and their gradients, of which `{asked.plan.stack}` "
             "takes no fingerprints: weights, gradients and losses follow from them"
         )
     if any(changed := tuple(_changed_numerics(asked.plan, proved.plan))):
