@@ -56,7 +56,7 @@ def test_a_hundred_proposed_plans_are_ones_that_the_engine_runs() -> None:
         (["train.ema=0.9"], "averages of weights"),
         (["moments=int8"], "optimizer moments in int8"),
         (["phases=2"], "weights that lie outside device memory"),
-        (["sparsity.level=0.5"], "sparse weights"),
+        (["sparsity.level=0.5", "sparsity.block=32"], "sparse weights"),
         (["precision=float16"], "computation in float16"),
     ],
     ids=str,
