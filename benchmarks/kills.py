@@ -2,7 +2,7 @@
 
     python benchmarks/kills.py [--kills 300] [--seed 0] [--kind NAME ...]
 
-Twenty-three kinds of run are begun, and killed or asked to stop at random moments: while they start,
+Runs of all kinds are begun, and killed or asked to stop at random moments: while they start,
 between steps, within saves and evaluations. The same command starts them again, `resume` once
 there is a run. After some kills a run is left to its end, and compared with an undisturbed one:
 every loss, gradient norm and held-out loss of its record, and every byte of its last checkpoint.
