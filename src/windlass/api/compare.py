@@ -4,7 +4,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from windlass.api.machines import HERE, Progress, find_machine, find_stack, needed_parts
 from windlass.api.model_graph import capture
-from windlass.api.plan import Planned, plan
+from windlass.api.objects import NO_OBJECTS
+from windlass.api.plan import Planned, plan_request
 from windlass.api.plan_file import with_tensor_shards
 from windlass.atomic_files import cache_folder
 from windlass.cost import predict_plan
@@ -120,7 +121,7 @@ def _forecast(request: Request, machine: Machine, progress: Progress | None) -> 
     reason = ""
     chosen = prediction = None
     try:
-        result = plan(request, progress=progress).result
+        result = plan_request(request, NO_OBJECTS, progress, looks_for_changes=False).result
         chosen, prediction = result.plan, result.prediction
         reason = "" if result.fits else explain_result(result).verdict
     except (InputErrors, PlanError) as error:

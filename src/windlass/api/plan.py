@@ -276,6 +276,7 @@ def plan_request(
     cache: bool = True,
     here: Machine | None = None,
     fine_tunes: bool = False,
+    looks_for_changes: bool = True,
 ) -> Planned:
     """The best plan for a request.
 
@@ -286,6 +287,7 @@ def plan_request(
         cache: take the outcome of the same question from the cache, if it is there.
         here: this machine, or the part of it that the run will have; None means all of it.
         fine_tunes: whether the weights that it starts from are trained already.
+        looks_for_changes: whether to search for what would help where nothing fits.
 
     Raises:
         WindlassError: what is wrong with the request, the model or the machine.
@@ -308,8 +310,11 @@ def plan_request(
     key = plan_key(request, graph, target, kept_code, data) if objects.is_rebuildable else None
     kept = load_kept_plan(key) if cache and key is not None else None
     if kept is None:
-        graph, outcome = search_plan(request, graph, target, kept_code, objects, progress, data)
-        if key is not None:
+        graph, outcome = search_plan(
+            request, graph, target, kept_code, objects, progress, data,
+            looks_for_changes=looks_for_changes,
+        )  # fmt: skip
+        if key is not None and (outcome.result.fits or looks_for_changes):
             keep_plan(key, outcome)
     else:
         outcome = kept

@@ -18,26 +18,45 @@ def search_plan(
     objects: PlannedObjects,
     progress: Progress | None,
     data: DataSize | None,
+    *,
+    looks_for_changes: bool = True,
 ) -> tuple[Graph, KeptPlan]:
-    """The outcome of the search, and the graph with the shards that it took."""
+    """The outcome of the search, and the graph with the shards that it took.
+
+    Where nothing fits, changes that would help are looked for only if they are wanted.
+    """
     resolved, _ = resolve_defaults(request, graph, machine, data=data)
     graph, result = _search(resolved, graph, machine, kept_code, objects, progress)
-    if not isinstance(result, NothingFits):
-        return graph, KeptPlan(result=result, most_sequences=None)
+    most_sequences = None
+    if isinstance(result, NothingFits):
+        smaller = _with_smaller_batch(request, resolved, graph, machine, kept_code, data)
+        result, most_sequences = smaller or (result, None)
+    if isinstance(result, NothingFits):
+        result = result.with_advice(looks_for_changes=looks_for_changes)
+    return graph, KeptPlan(result=result, most_sequences=most_sequences)
+
+
+def _with_smaller_batch(
+    request: Request,
+    resolved: ResolvedRequest,
+    graph: Graph,
+    machine: Machine,
+    kept_code: KeptCode,
+    data: DataSize | None,
+) -> tuple[PlanningResult | NothingFits, int] | None:
+    """What is found with the largest default batch that fits; None if no smaller one decides."""
     batches = _fitting_batches(request, resolved, graph, machine, data)
     # Which batch is usual does not hang on pins of the plan: it is the largest that fits without.
     if not batches or _fits_without_pins(resolved, graph, machine):
-        return graph, KeptPlan(result=result.with_advice(), most_sequences=None)
+        return None
     for batch in batches:
         smaller, _ = resolve_defaults(request, graph, machine, most_sequences=batch, data=data)
         attempt = planner.seek_plan(
             smaller, graph, machine, every_grid=True, kept_code=kept_code, margin=request.margin
         )
-        if not isinstance(attempt, NothingFits):
-            return graph, KeptPlan(result=attempt, most_sequences=batch)
-        if _fits_without_pins(smaller, graph, machine):
-            return graph, KeptPlan(result=attempt.with_advice(), most_sequences=batch)
-    return graph, KeptPlan(result=result.with_advice(), most_sequences=None)
+        if not isinstance(attempt, NothingFits) or _fits_without_pins(smaller, graph, machine):
+            return attempt, batch
+    return None
 
 
 def _fits_without_pins(request: ResolvedRequest, graph: Graph, machine: Machine) -> bool:

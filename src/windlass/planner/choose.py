@@ -138,13 +138,16 @@ class NothingFits:
     budget_bytes: int
 
     @gc_paused()
-    def with_advice(self) -> PlanningResult:
+    def with_advice(self, *, looks_for_changes: bool = True) -> PlanningResult:
         """The result without a plan, and with advice.
+
+        Args:
+            looks_for_changes: whether to search for changes that would make it fit.
 
         Raises:
             PlanError: no plan is legal at all.
         """
-        return _nothing_fits(self.space, self.fastest, self.budget_bytes)
+        return _nothing_fits(self.space, self.fastest, self.budget_bytes, looks_for_changes)
 
 
 def _possible_space(
@@ -302,7 +305,9 @@ def without_pins(request: ResolvedRequest) -> ResolvedRequest:
     )
 
 
-def _nothing_fits(space: PlanSpace, fastest: FastestPlans, budget_bytes: int) -> PlanningResult:
+def _nothing_fits(
+    space: PlanSpace, fastest: FastestPlans, budget_bytes: int, looks_for_changes: bool
+) -> PlanningResult:
     """The result without a plan: what comes nearest, in phases or not, and what it would take.
 
     Raises:
@@ -320,7 +325,9 @@ def _nothing_fits(space: PlanSpace, fastest: FastestPlans, budget_bytes: int) ->
         plan=None,
         prediction=None,
         infeasible=tuple(infeasible),
-        advice=advise(space, infeasible, budget_bytes, closest),
+        advice=advise(
+            space, infeasible, budget_bytes, closest, looks_for_changes=looks_for_changes
+        ),
         evaluated=fastest.evaluated + len(infeasible),
     )
 

@@ -4,7 +4,8 @@ from collections.abc import Iterator, Sequence
 
 from windlass.api.machines import Progress
 from windlass.api.model_graph import capture
-from windlass.api.plan import Planned, make_request, plan
+from windlass.api.objects import NO_OBJECTS
+from windlass.api.plan import Planned, make_request, plan_request
 from windlass.errors import InputErrors, PlanError
 from windlass.hardware import HostFamily, host_families, load_machine
 from windlass.schema import Machine, SmallestMachine
@@ -106,6 +107,7 @@ def _require_plan(model: str, overrides: Sequence[str], machine: str) -> Planned
         PlanError: no plan fits.
         InputErrors: the request has no plan on this machine.
     """
-    planned = plan(model, *overrides, machine=machine)
+    request = make_request(model, "margin=0", *overrides, machine=machine)
+    planned = plan_request(request, NO_OBJECTS, None, looks_for_changes=False)
     _ = planned.plan
     return planned

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import cached_property
 from itertools import chain
 from math import ceil
 
@@ -35,6 +36,8 @@ def advise(
     infeasible: Sequence[InfeasiblePlan],
     budget_bytes: int,
     closest: ClosestPlan | None,
+    *,
+    looks_for_changes: bool = True,
 ) -> Advice:
     """Advises on a request that does not fit.
 
@@ -43,8 +46,10 @@ def advise(
         infeasible: the plans that come nearest to fitting, nearest first.
         budget_bytes: device memory budget.
         closest: the plan in phases that comes nearest to fitting; None if there is none.
+        looks_for_changes: whether to search for changes that would make it fit.
     """
-    return _Advisor(space, infeasible, budget_bytes).advice(closest)
+    advisor = _Advisor(space, infeasible, budget_bytes)
+    return advisor.advice(closest, advisor.changes() if looks_for_changes else None)
 
 
 class _Advisor:
@@ -58,24 +63,25 @@ class _Advisor:
         self._token_seconds = prediction.step_seconds / prediction.tokens_per_step
         """What the cost of a change is stated against."""
 
-    def advice(self, closest: ClosestPlan | None) -> Advice:
-        """The advice on the request."""
-        space, first = self._space, self._infeasible[0]
-        state_bytes = min(self._state_bytes(each.plan) for each in self._infeasible)
-        device = space.machine.device
-        free_bytes = self._budget_bytes - device.process_bytes(compiled=False)
+    def changes(self) -> tuple[Change, ...]:
+        """Changes of the request that make it fit, the cheapest first."""
         changes = [*self._larger_budget(), *self._smaller_batch()]
-        is_single = space.machine.devices == 1
-        if is_single:
+        if self._space.machine.devices == 1:
             others = self._alternatives(self._request, MIN_ALTERNATIVES)
             changes += others
-            if state_bytes <= free_bytes or offload_tiers(space.machine):
+            if self._least_state_bytes <= self._free_bytes or offload_tiers(self._space.machine):
                 changes += self._shorter(keeps_pins=bool(others))
             changes += self._smaller_moments()
         else:
             changes += self._single_changes()
+        return tuple(sorted(changes, key=lambda each: (each.cost, len(each.overrides))))
+
+    def advice(self, closest: ClosestPlan | None, changes: tuple[Change, ...] | None) -> Advice:
+        """The advice on the request, with some changes; None if none were looked for."""
+        space, first, free_bytes = self._space, self._infeasible[0], self._free_bytes
+        is_single, state_bytes = space.machine.devices == 1, self._least_state_bytes
         lacks: tuple[str, ...] = ()
-        if not is_single and closest is not None:
+        if not is_single and closest is not None and changes is not None:
             lacks = shortfall(closest, space, self._budget_bytes)
         return Advice(
             budget_bytes=self._budget_bytes,
@@ -85,12 +91,20 @@ class _Advisor:
             by_class=first.by_class,
             nearest_tiers=first.tiers,
             machine_devices=space.machine.devices,
-            changes=tuple(sorted(changes, key=lambda each: (each.cost, len(each.overrides)))),
+            changes=changes or (),
             state_bytes=state_bytes,
             tier_shortages=self._shortages() if is_single else (),
             devices=ceil(state_bytes / free_bytes) if free_bytes > 0 else None,
             in_phases=lacks,
         )
+
+    @property
+    def _free_bytes(self) -> int:
+        return self._budget_bytes - self._space.machine.device.process_bytes(compiled=False)
+
+    @cached_property
+    def _least_state_bytes(self) -> int:
+        return min(self._state_bytes(each.plan) for each in self._infeasible)
 
     def _state_bytes(self, plan: Plan) -> int:
         """Bytes of weights, gradients and optimizer state of one replica."""
