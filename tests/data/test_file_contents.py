@@ -161,3 +161,56 @@ def test_reading_never_ends_in_another_error(tmp_path: Path):
         )
     ]
     assert isinstance(items[-1], UnreadableDocument)
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be", "utf-32", "utf-8-sig"])
+def test_text_is_read_in_the_encoding_that_its_mark_says(tmp_path: Path, encoding: str):
+    mark = "\N{BYTE ORDER MARK}" if encoding == "utf-16-be" else ""
+    (tmp_path / "a.txt").write_text(f"{mark}caf\u00e9 \U0001f642\n", encoding=encoding)
+    (tmp_path / "b.jsonl").write_text(mark + LINES, encoding=encoding)
+    (tmp_path / "c.csv").write_text(f"{mark}text\nwords\n", encoding=encoding)
+    assert read(tmp_path) == ["caf\u00e9 \U0001f642\n", *TEXTS, "words"]
+
+
+def test_a_file_of_two_encodings_is_refused(tmp_path: Path):
+    (tmp_path / "a.txt").write_bytes("words".encode("utf-16") + b"\x00\xd8more")
+    (message,) = read(tmp_path / "a.txt")
+    assert "a.txt` cannot be read: its mark says UTF-16, and a part of it is none" in message
+
+
+def test_a_table_with_commas_is_read_by_its_names_and_another_one_as_text(tmp_path: Path):
+    (tmp_path / "a.csv").write_text('id,text\n1,"one, ""two""\nthree"\n2,four\n', encoding="utf-8")
+    (tmp_path / "b.csv").write_text("id,name\n1,x\n", encoding="utf-8")
+    (tmp_path / "c.tsv").write_text("text\tid\nfive\t5\n", encoding="utf-8")
+    assert read(tmp_path) == ['one, "two"\nthree', "four", "id,name\n1,x\n", "five"]
+    (tmp_path / "a.csv").write_text("id,text\n1,a\n2\n", encoding="utf-8")
+    assert "a.csv: row 1: it has another number of values" in read(tmp_path / "a.csv")[1]
+
+
+def test_a_conversation_means_the_same_in_every_format(tmp_path: Path):
+    """Tables write a null for each field that an object of theirs does not have."""
+    import datasets
+
+    def row(arguments: dict[str, object]) -> dict[str, object]:
+        call = {"type": "function", "function": {"name": "f", "arguments": arguments}}
+        turns: list[dict[str, object]] = [
+            {"role": "user", "content": 'a \u00e9, "b"\n'},
+            {"role": "assistant", "tool_calls": [call]},
+            {"role": "tool", "content": "1", "name": "f"},
+            {"role": "assistant", "content": "c"},
+        ]
+        return {"messages": turns}
+
+    rows = [row({"x": 1}), row({"y": "z"}), row({"x": 2, "deep": {"q": [1]}})]
+    (tmp_path / "a.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    (tmp_path / "a.json").write_text(json.dumps(rows))
+    table = datasets.Dataset.from_list(rows)
+    table.to_parquet(tmp_path / "a.parquet")
+    table.save_to_disk(str(tmp_path / "saved"))
+    texts = [{"messages": json.dumps(row["messages"])} for row in rows]
+    datasets.Dataset.from_list(texts).to_csv(tmp_path / "a.csv")
+    template = ChatRows(find_chat_template("byte", "plain"))
+    names = ("a.jsonl", "a.json", "a.parquet", "saved", "a.csv")
+    readings = {name: read(tmp_path / name, template) for name in names}
+    assert "null" not in readings["a.jsonl"][0]
+    assert readings == dict.fromkeys(names, readings["a.jsonl"])

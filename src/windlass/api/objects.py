@@ -6,13 +6,15 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 from datetime import datetime
 from math import ceil
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, cast
 
-from windlass.atomic_files import scratch_folder
+from windlass.atomic_files import cache_folder, scratch_folder
 from windlass.errors import DataError, ModelError, RequestError
 from windlass.models import (
     PROCESSOR_FILE,
     ModelArgument,
+    find_model_folder,
     image_processor,
     is_causal,
     is_huggingface,
@@ -260,7 +262,7 @@ def with_own_data(request: R, graph: Graph) -> R:
     name, data = request.model.name, request.data
     if graph.examples is not None:
         return request.model_copy(update={"data": _with_own_images(name, data, graph.examples)})
-    file = tokenizer_file(name) if is_huggingface(name) else None
+    file = own_tokenizer(name)
     own: dict[str, object] = {}
     if file is not None and "tokenizer" not in data.model_fields_set:
         own = {"tokenizer": str(file)}
@@ -271,6 +273,27 @@ def with_own_data(request: R, graph: Graph) -> R:
     if data.format == "chat" and data.chat_date is None:
         own |= _today_if_told(str(own.get("tokenizer", data.tokenizer)), data.chat_template)
     return request.model_copy(update={"data": data.model_copy(update=own)}) if own else request
+
+
+def own_tokenizer(name: str) -> Path | None:
+    """The `tokenizer.json` of a model of Hugging Face, as it has it or as transformers makes it.
+
+    Args:
+        name: of any model.
+
+    Returns:
+        None if it has none.
+
+    Raises:
+        ModelError: there is no such model.
+        DataError: its tokenizer cannot be read.
+    """
+    from windlass.data import converted_tokenizer
+
+    if not is_huggingface(name):
+        return None
+    folder = find_model_folder(name).config.parent
+    return tokenizer_file(name) or converted_tokenizer(folder, cache_folder() / "tokenizers")
 
 
 def _today_if_told(tokenizer: str, template: str | None) -> dict[str, object]:

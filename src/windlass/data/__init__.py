@@ -104,6 +104,7 @@ from windlass.data.tokenizer import (
     Tokenizer,
     load_tokenizer,
 )
+from windlass.data.tokenizer_folder import converted_tokenizer
 
 __all__ = [
     "QUESTIONS_TASK",
@@ -140,6 +141,7 @@ __all__ = [
     "chat_template_source",
     "code_tasks",
     "conversation_batches",
+    "converted_tokenizer",
     "corpus_bytes",
     "count_images",
     "dataset_statistics",

@@ -143,6 +143,8 @@ class _SplitWriter:
         """How often each token is learned."""
         self.systems: Counter[str | None] = Counter()
         """How often each system prompt begins a conversation; None is none that a template has."""
+        self.read_answers = 0
+        """Answers that are read alone, as the template leaves a part of them out."""
         self.text_hashes = array("Q")
         """64-bit hash of each document's text."""
         self._folder, self._name, self._dtype = folder, name, dtype
@@ -171,6 +173,7 @@ class _SplitWriter:
         self.target_counts += np.bincount(learned, minlength=len(self.counts))
         if document.system in self.systems or len(self.systems) < _MOST_SYSTEM_PROMPTS:
             self.systems[document.system] += 1
+        self.read_answers += document.read_answers
         text_hash = hashlib.blake2b(document.text.encode(), digest_size=8).digest()
         self.text_hashes.append(int.from_bytes(text_hash, "little"))
         prefix = f"{self._sources[source]}: " if self._names_sources else ""
@@ -249,6 +252,7 @@ def _prompts_meta(train: _SplitWriter) -> PromptsMeta:
         untemplated=untemplated,
         system=system or "",
         with_system=count,
+        read_answers=train.read_answers,
     )
 
 

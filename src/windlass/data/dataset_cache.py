@@ -21,9 +21,9 @@ from windlass.data.content_hashes import DataProgress, HashedFile, hash_files
 from windlass.data.corpus_split import CorpusReader
 from windlass.data.readers import RowFormat, TextRows
 from windlass.data.sources import Corpora, find_corpora
-from windlass.data.special_tokens import special_ids, special_tokens
 from windlass.data.token_files import TokenDataset, open_dataset
 from windlass.data.tokenizer import Tokenizer, byte_tokenizer, load_tokenizer
+from windlass.data.tokenizer_folder import special_ids, special_tokens
 from windlass.document import Document
 from windlass.errors import DataError, StorageError, did_you_mean
 from windlass.schema import BYTE_ENTRIES, DataRequest
@@ -81,7 +81,7 @@ def prepare_dataset(
     notes = tuple(corpus.note for corpus in corpora.every if corpus.note is not None)
     tokens = open_dataset(folder)
     if tokens is not None:
-        return replace(tokens, notes=notes)
+        return replace(tokens, notes=notes + _template_notes(tokens))
     reader = CorpusReader(
         corpora=corpora,
         rows=rows,
@@ -98,7 +98,19 @@ def prepare_dataset(
         raise StorageError(
             f"`{folder}` does not contain what was just written to it; check its disk"
         )
-    return replace(tokens, notes=notes)
+    return replace(tokens, notes=notes + _template_notes(tokens))
+
+
+def _template_notes(tokens: TokenDataset) -> tuple[str, ...]:
+    """What the template of conversations keeps from being learned."""
+    count = 0 if tokens.meta.prompts is None else tokens.meta.prompts.read_answers
+    if not count:
+        return ()
+    note = (
+        f"{count:,} answers are read and not learned: the chat template leaves a part of them out, "
+        "such as thoughts, once other turns follow; make a row of each to learn them"
+    )
+    return (note,)
 
 
 def text_fingerprint(data: DataRequest, *, cache: Path) -> str:

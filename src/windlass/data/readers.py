@@ -4,11 +4,14 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, Protocol
+from typing import Any, BinaryIO, NamedTuple, Protocol
 
 from windlass.data.files import (
     COMPRESSED_SUFFIXES,
+    CSV_SUFFIXES,
     JsonLayout,
+    csv_fields,
+    csv_rows,
     json_array_rows,
     json_layout,
     open_arrow_table,
@@ -18,7 +21,7 @@ from windlass.data.files import (
 from windlass.errors import DataError
 
 CHUNK_BYTES = 16 * 2**10
-"""Largest chunk of a text that is split, at the last line end within it."""
+"""Largest chunk of a text that is split, at its last line end."""
 _CHUNKS, _MIN_CHUNK_BYTES = 64, 2**10
 """A small text is split into about 64 smaller chunks, so that a share of them can be held out."""
 _MAX_DOCUMENT_BYTES = 2**20
@@ -59,6 +62,8 @@ class SourceFile:
         suffix = plain_suffix(self.path)
         if suffix in TABLE_SUFFIXES:
             return suffix
+        if suffix in CSV_SUFFIXES and rows is not None:
+            return "" if isinstance(rows.columns(csv_fields(self.path)), str) else "csv"
         if self.json is None or self.json.form == "object" or rows is None:
             return ""
         if not self.names_rows and isinstance(rows.columns(self.json.fields), str):
@@ -88,6 +93,8 @@ class TextDocument:
     system: str | None = None
     """The system prompt that a conversation begins with; empty if it has none. None is a text, or a
     prompt and its completion, which no template surrounds."""
+    read_answers: int = 0
+    """Answers that are not learned, since the template leaves a part out as others follow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,6 +241,8 @@ def _items(file: SourceFile, rows: RowFormat) -> Iterator[Row | TextDocument | U
                 yield from _json_array(file, rows)
             case ".parquet" | ".arrow":
                 yield from _table(file, rows)
+            case "csv":
+                yield from _csv(file, rows)
             case _ if rows.reads_text:
                 yield from _text_file(file)
             case _:
@@ -365,8 +374,27 @@ def _table(file: SourceFile, rows: RowFormat) -> Iterator[Row | UnreadableDocume
                 yield UnreadableDocument(message=f"`{file.path}`: {columns}")
                 return
             for batch in table.batches(columns):
-                for row in batch.to_pylist():
+                for values in batch.to_pylist():
+                    row = {name: _without_nulls(value) for name, value in values.items()}
                     yield Row(f"{file.name}:{number}", f"{file.path}: row {number}", row)
                     number += 1
     except ValueError as error:
         yield UnreadableDocument(message=str(error))
+
+
+def _without_nulls(value: Any) -> Any:  # noqa: ANN401  whatever a table holds
+    """A value without the nulls that tables write for fields that an object does not have."""
+    if isinstance(value, dict):
+        return {name: _without_nulls(part) for name, part in value.items() if part is not None}
+    return [_without_nulls(part) for part in value] if isinstance(value, list) else value
+
+
+def _csv(file: SourceFile, rows: RowFormat) -> Iterator[Row | UnreadableDocument]:
+    number = 0
+    try:
+        with open_text_file(file.path) as stream:
+            for row in csv_rows(stream, plain_suffix(file.path)):
+                yield _row(f"{file.name}:{number}", f"{file.path}: row {number}", row, rows)
+                number += 1
+    except ValueError as error:
+        yield UnreadableDocument(message=f"{file.path}: row {number}: {error}")

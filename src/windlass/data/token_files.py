@@ -81,6 +81,9 @@ class PromptsMeta(Document):
     """The system prompt that most of the others begin with; empty if that is none."""
     with_system: int
     """Those that begin with it."""
+    read_answers: int = 0
+    """Answers of them that are not learned, since the template leaves a part of each out, such as
+    thoughts, once other turns follow."""
 
 
 class DatasetMeta(Document):

@@ -13,9 +13,10 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from windlass.atomic_files import atomic_write, read_regular_file
-from windlass.data.special_tokens import (
+from windlass.data.tokenizer_folder import (
     TOKENIZER_CONFIG_FILE,
-    added_tokens,
+    add_named_tokens,
+    ids_around_text,
     special_ids,
     special_tokens,
 )
@@ -34,7 +35,6 @@ encodes."""
 
 _WINDOW_TOKENS = 128
 """Tokens that are decoded together at most while a text arrives."""
-_TOKEN_FLAGS = ("special", "normalized", "single_word", "lstrip", "rstrip")
 
 TokenIds = npt.NDArray[np.int64]
 """Token ids `Int[token]`."""
@@ -314,7 +314,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
 
 def _with_special_tokens(path: Path, backend: tokenizers.Tokenizer) -> Tokenizer:
     """A tokenizer whose special tokens are those that the files beside it name."""
-    _add_named_tokens(path, backend)
+    add_named_tokens(path, backend)
     vocabulary = backend.get_vocab()
     named, by_id = special_tokens(path.parent), special_ids(path.parent)
     special = {name: text for name, text in named.items() if text in vocabulary}
@@ -323,7 +323,7 @@ def _with_special_tokens(path: Path, backend: tokenizers.Tokenizer) -> Tokenizer
         if text is not None:
             special.setdefault(name, text)
     backend.add_special_tokens(sorted(set(special.values())))
-    prefix, suffix = _around_text(backend)
+    prefix, suffix = ids_around_text(backend)
     ids = {name: vocabulary[text] for name, text in special.items()}
     end = ids.get("eos_token", ids.get("sep_token", suffix[-1] if suffix else None))
     if end is None and "eos_token" in named:
@@ -351,34 +351,6 @@ def _with_special_tokens(path: Path, backend: tokenizers.Tokenizer) -> Tokenizer
         suffix=suffix,
         special=special,
     )
-
-
-def _add_named_tokens(path: Path, backend: tokenizers.Tokenizer) -> None:
-    """Adds the tokens that `tokenizer_config.json` adds by id, in place.
-
-    Raises:
-        DataError: one of them has another id.
-    """
-    for number, entry in added_tokens(path.parent).items():
-        text = entry["content"]
-        if backend.token_to_id(text) is None:
-            flags = {name: bool(entry[name]) for name in _TOKEN_FLAGS if name in entry}
-            backend.add_tokens([tokenizers.AddedToken(text, **flags)])
-        if backend.token_to_id(text) != number:
-            raise DataError(
-                f"`{shorten(text)}` is token {backend.token_to_id(text)} of `{path}`, and "
-                f"`{TOKENIZER_CONFIG_FILE}` beside it says {number}; take both from one model"
-            )
-
-
-def _around_text(backend: tokenizers.Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The ids that a tokenizer puts before and behind a text."""
-    encoding = backend.encode("a")
-    marks = encoding.special_tokens_mask
-    if 0 not in marks:
-        return (), ()
-    before, behind = marks.index(0), marks[::-1].index(0)
-    return tuple(encoding.ids[:before]), tuple(encoding.ids[len(marks) - behind :])
 
 
 def _byte_level(model: models.Model) -> tokenizers.Tokenizer:

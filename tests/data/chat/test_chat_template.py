@@ -225,3 +225,138 @@ def test_a_question_is_asked_as_transformers_asks_it_also_by_a_template_that_was
     saved = find_chat_template(str(run / "tokenizer.json"), None)
 
     assert encode_question(tokenizer, saved, [{"role": "user", "content": "Who?"}]) == expected
+
+
+_TURN = "{{ '<|im_start|>' + message.role + '\\n' + text + '<|im_end|>\\n' }}"
+_LAST_USER = (
+    "{%- set ns = namespace(last=-1) %}{%- for message in messages %}"
+    "{%- if message.role == 'user' %}{%- set ns.last = loop.index0 %}{%- endif %}{%- endfor %}"
+)
+_PROMPT = "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+_DROPS_THOUGHTS = (
+    _LAST_USER + "{% for message in messages %}{% set text = message.content %}"
+    "{% if message.role == 'assistant' and loop.index0 < ns.last %}"
+    "{% set text = text.split('</think>')[-1].lstrip('\\n') %}{% endif %}"
+    + _TURN + "{% endfor %}" + _PROMPT
+)  # fmt: skip
+_EMPTY_THOUGHT_LAST = (
+    "{% for message in messages %}{% set text = message.content %}"
+    "{% if message.role == 'assistant' and loop.last %}"
+    "{% set text = '<think>\\n\\n</think>\\n\\n' + text %}{% endif %}"
+    + _TURN + "{% endfor %}" + _PROMPT
+)  # fmt: skip
+_END_LAST = (
+    "{% for message in messages %}{{ message.role + ': ' + message.content }}"
+    "{% if loop.last %}{{ eos_token }}{% else %}{{ '\\n' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
+)
+
+
+def dialogue(*answers: str) -> dict[str, object]:
+    turns = [("user", "Sure?"), ("assistant", "")] * len(answers)
+    given = iter(answers)
+    return {"messages": [{"role": role, "content": text or next(given)} for role, text in turns]}
+
+
+def test_an_answer_whose_thought_is_left_out_is_read_and_counted():
+    row = dialogue("<think>\none\n</think>\n\nYes.", "<think>\ntwo\n</think>\n\nNo.")
+    assert learned(_DROPS_THOUGHTS, row) == ["<think>\ntwo\n</think>\n\nNo.<|im_end|>"]
+    found = document(_DROPS_THOUGHTS, row)
+    assert isinstance(found, TextDocument)
+    assert found.read_answers == 1
+
+
+def test_an_answer_that_ends_or_begins_otherwise_where_it_is_the_last_is_learned_as_rendered():
+    row = dialogue("Yes.", "No.")
+    empty = "<think>\n\n</think>\n\n"
+    assert learned(_EMPTY_THOUGHT_LAST, row) == ["Yes.<|im_end|>", f"{empty}No.<|im_end|>"]
+    assert learned(_END_LAST, row) == ["Yes.", "No.<|end|>"]
+
+
+def test_the_date_that_a_template_tells_is_that_of_the_request():
+    source = "{{ strftime_now('%d %b %Y') }}" + _END_LAST
+    template = ChatTemplate(name="t", source=source, special_tokens=SPECIAL, date="2024-07-26")
+    assert template.render(CONVERSATIONS[0]).text.startswith("26 Jul 2024user: ")
+    other = ChatTemplate(name="t", source=source, special_tokens=SPECIAL, date="2024-07-27")
+    assert template.fingerprint != other.fingerprint
+
+
+def test_variables_of_the_request_and_of_a_row_reach_the_template():
+    source = "{% if deep is defined %}{{ deep }}{% endif %}" + _END_LAST
+    template = ChatTemplate(
+        name="t", source=source, special_tokens=SPECIAL, variables={"deep": "some "}
+    )
+    row = {"messages": CONVERSATIONS[0]}
+    texts = [
+        ChatRows(template).document("row", "row", row | more)
+        for more in ({}, {"chat_template_kwargs": {"deep": "much "}})
+    ]
+    starts = [text.text.partition(" ")[0] for text in texts if isinstance(text, TextDocument)]
+    assert starts == ["some", "much"]
+
+
+def test_a_template_for_tools_renders_the_rows_that_have_some(tmp_path: Path):
+    from transformers import AutoTokenizer
+
+    path = save_tokenizer(tmp_path, None)
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    config["chat_template"] = [
+        {"name": "default", "template": "\n  a\n{% if 1 %}\n  b\n{% endif %}\n"},
+        {"name": "tool_use", "template": "  {{ tools | tojson }}\n"},
+    ]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    template, oracle = find_chat_template(str(path), None), AutoTokenizer.from_pretrained(tmp_path)
+    for tools in (None, [{"type": "function", "function": {"name": "f"}}]):
+        theirs = oracle.apply_chat_template(CONVERSATIONS[0], tools=tools, tokenize=False)
+        assert template.render(CONVERSATIONS[0], tools).text == theirs
+
+
+QUESTION = {"role": "user", "content": "2 + 2?"}
+ANSWER = {"role": "assistant", "content": "4"}
+FORMS: list[dict[str, object]] = [
+    {"conversations": [{"from": "human", "value": "2 + 2?"}, {"from": "gpt", "value": "4"}]},
+    {"conversations": [QUESTION, ANSWER]},
+    {"instruction": "2 + 2?", "input": "", "output": "4"},
+    {"question": "2 + 2?", "answer": "4"},
+    {"prompt": [QUESTION], "completion": "4"},
+    {"messages": [QUESTION, {"role": "model", "content": "4"}]},
+    {"messages": [QUESTION, ANSWER], "prompt": "2 + 2?", "id": 7},
+    {"messages": json.dumps([QUESTION, ANSWER])},
+    {"messages": [{**QUESTION, "content": [{"type": "text", "text": "2 + 2?"}]}, ANSWER]},
+]
+
+
+@pytest.mark.parametrize("row", FORMS, ids="-".join)
+def test_a_row_of_each_form_of_the_hub_is_the_same_conversation(row: dict[str, object]):
+    plain = document(TEMPLATES["chatml"], {"messages": [QUESTION, ANSWER]})
+    columns = rows(TEMPLATES["chatml"]).columns(tuple(row))
+    assert not isinstance(columns, str)
+    assert document(TEMPLATES["chatml"], {name: row[name] for name in columns}) == plain
+
+
+def test_an_instruction_has_its_input_below_and_its_system_prompt_and_history_before():
+    row = {
+        "system": "Be brief.", "history": [["Hello", "Hi"]],
+        "instruction": "Add.", "input": "2 + 2", "output": "4",
+    }  # fmt: skip
+    turns = [
+        {"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"},
+        {"role": "assistant", "content": "Hi"}, {"role": "user", "content": "Add.\n\n2 + 2"},
+        ANSWER,
+    ]  # fmt: skip
+    expected = document(TEMPLATES["chatml"], {"messages": turns})
+    assert document(TEMPLATES["chatml"], row) == expected
+
+
+def test_a_result_of_a_function_reaches_the_template_and_a_call_needs_no_content():
+    turns: list[dict[str, object]] = [
+        dict(QUESTION),
+        {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "add"}}]},
+        {"role": "function", "name": "add", "content": "4"},
+        dict(ANSWER),
+    ]
+    found = find_chat_template("byte", "plain")
+    made = ChatRows(found).document("row", "row", {"messages": turns})
+    assert isinstance(made, TextDocument)
+    assert "function:\n4" in made.text
+    assert '[{"function": {"name": "add"}}]' in made.text

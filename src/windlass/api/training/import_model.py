@@ -5,6 +5,7 @@ from pathlib import Path
 
 from windlass.api.fine_tuning.peft_adapters import base_of_adapters
 from windlass.api.machines import Progress
+from windlass.api.objects import own_tokenizer
 from windlass.api.plan import plan
 from windlass.api.runs import RUNS
 from windlass.api.training.inputs.model_config import save_model_config
@@ -12,7 +13,7 @@ from windlass.api.training.preconditions import verified_programs
 from windlass.api.training.run_files import IMPORTED, run_documents
 from windlass.atomic_files import free_disk_bytes
 from windlass.errors import RequestError, StorageError
-from windlass.models import find_model_folder, is_peft_folder, tokenizer_file
+from windlass.models import find_model_folder, is_peft_folder
 from windlass.schema import CHECKPOINT_FOLDER, CODE_FILE, ENVIRONMENT_FILE, TOKENIZER_FILE
 from windlass.tracking import collect_environment, create_run_folder, snapshot_code
 from windlass.units import format_bytes
@@ -62,7 +63,7 @@ def import_model(
     }  # fmt: skip
     with create_run_folder(Path(root), path.name, documents=documents, meta=meta) as run:
         run.seal(*save_model_config(name, run.path))
-        tokenizer = tokenizer_file(name)
+        tokenizer = own_tokenizer(name)
         if tokenizer is not None:
             run.seal(*load_tokenizer(tokenizer).save(run.path / TOKENIZER_FILE))
         manifest = Manifest(

@@ -1,9 +1,7 @@
 """Rows of conversations as documents: rendered text, and the answers in it that are learned."""
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -14,6 +12,7 @@ from windlass.data.chat.row_forms import (
     SYSTEM_ROLE,
     RowFault,
     find_columns,
+    from_json,
     kind_of,
     message_weight,
     row_messages,
@@ -127,7 +126,10 @@ class ChatRows:
             )
         if all(span.start == span.end for span in targets):
             return UnreadableDocument(message=f"{by} renders nothing of its answer")
-        return _text_document(row, rendered.text, targets, _system_prompt(messages))
+        document = _text_document(row, rendered.text, targets, _system_prompt(messages))
+        if isinstance(document, TextDocument) and rendered.dropped & learned.keys():
+            document = replace(document, read_answers=len(rendered.dropped & learned.keys()))
+        return document
 
 
 class _Parsed(NamedTuple):
@@ -177,11 +179,8 @@ def _conversation(row: Mapping[str, object]) -> tuple[Conversation, Mapping[int,
 
 
 def _column(row: Mapping[str, object], name: str, kind: type, what: str) -> Any:  # noqa: ANN401  JSON
-    """A column of any JSON, which tables hold as its text, since each row has its own fields."""
-    value = row.get(name)
-    if isinstance(value, str):
-        with suppress(ValueError, RecursionError):
-            value = json.loads(value)
+    """A column of any JSON, or of its text."""
+    value = from_json(row.get(name))
     if value is not None and not isinstance(value, kind):
         raise RowFault(f"`{name}` is {kind_of(value)}, not {what}")
     return value

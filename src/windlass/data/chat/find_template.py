@@ -7,12 +7,12 @@ from typing import Any
 from windlass.atomic_files import read_regular_file
 from windlass.data.chat.chat_template import ChatTemplate
 from windlass.data.chat.template_process import TemplateFault
-from windlass.data.special_tokens import (
+from windlass.data.tokenizer import END_OF_TEXT, load_tokenizer
+from windlass.data.tokenizer_folder import (
     TOKENIZER_CONFIG_FILE,
     special_tokens,
     tokenizer_config,
 )
-from windlass.data.tokenizer import END_OF_TEXT, load_tokenizer
 from windlass.errors import DataError
 from windlass.schema import CHAT_TEMPLATE_FILE
 

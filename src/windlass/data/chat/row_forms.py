@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from windlass.errors import did_you_mean, shorten
@@ -125,6 +126,7 @@ def messages(value: object, field: str) -> list[Message]:
     Raises:
         RowFault: something is.
     """
+    value = from_json(value)
     if not isinstance(value, list) or not value:
         raise RowFault(f"`{field}` is {kind_of(value)}, not a list of messages")
     turns = [_renamed(message) for message in value]
@@ -141,6 +143,7 @@ def messages(value: object, field: str) -> list[Message]:
 
 def _renamed(message: Any) -> Any:  # noqa: ANN401  whatever stands in a row
     """A message with the names of fields and roles that templates know."""
+    message = from_json(message)
     if not isinstance(message, dict):
         return message
     turn = dict(message)
@@ -151,6 +154,14 @@ def _renamed(message: Any) -> Any:  # noqa: ANN401  whatever stands in a row
     if isinstance(role, str) and role not in ROLES:
         turn["role"] = _OTHER_ROLES.get(role, role)
     return turn
+
+
+def from_json(value: Any) -> Any:  # noqa: ANN401  whatever stands in a row
+    """A value that a table may hold as its JSON, since each row has fields of its own."""
+    if isinstance(value, str) and value[:1] in "[{":
+        with suppress(ValueError, RecursionError):
+            return json.loads(value)
+    return value
 
 
 def message_weight(message: Mapping[str, Any]) -> float:

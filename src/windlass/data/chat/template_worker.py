@@ -260,12 +260,15 @@ class _Answer:
         plain = self._optional(before)
         shared = _shared_length(question, self._text)
         if (
-            plain is None
-            or not self._text.startswith(plain.rstrip())
-            or shared < len(plain.rstrip())
+            plain is not None
+            and self._text.startswith(plain.rstrip())
+            and shared >= len(plain.rstrip())
         ):
+            return shared if opening is None else min(shared, len(opening))
+        # What stands before the content is the template's own, if the message has no more text.
+        if opening is None or any(self._messages[self._turn].get(field) for field in _THOUGHTS):
             raise _AmbiguousAnswerError
-        return shared if opening is None else min(shared, len(opening))
+        return len(opening)
 
     def _around(self, messages: list[dict[str, Any]], text: str) -> tuple[str, str] | None:
         """What stands before and behind the answer's content; None if that is not certain."""

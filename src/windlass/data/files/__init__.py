@@ -10,6 +10,7 @@ from windlass.data.files.compressed_file import (
     open_text_file,
     plain_suffix,
 )
+from windlass.data.files.csv_file import CSV_SUFFIXES, csv_fields, csv_rows
 from windlass.data.files.json_file import (
     JsonLayout,
     json_array_rows,
@@ -18,9 +19,12 @@ from windlass.data.files.json_file import (
 
 __all__ = [
     "COMPRESSED_SUFFIXES",
+    "CSV_SUFFIXES",
     "JsonLayout",
     "arrow_batches",
     "arrow_row_count",
+    "csv_fields",
+    "csv_rows",
     "json_array_rows",
     "json_layout",
     "open_arrow_table",

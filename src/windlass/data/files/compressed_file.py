@@ -1,6 +1,7 @@
 """Opens files of text, compressed ones as what they hold."""
 
 import bz2
+import codecs
 import gzip
 import importlib
 import io
@@ -10,12 +11,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 from windlass.errors import DataError
 
 COMPRESSED_SUFFIXES = frozenset({".gz", ".bz2", ".xz", ".lzma", ".zst"})
 """Endings of the names of files that are read as what they hold."""
+_BLOCK_BYTES = 2**16
 _FAULTS: tuple[type[Exception], ...] = (
     EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile,
 )  # fmt: skip
@@ -30,7 +35,7 @@ def plain_suffix(path: Path) -> str:
 
 @contextmanager
 def open_text_file(path: Path) -> Iterator[BinaryIO]:
-    """The content of a file, uncompressed while it is read.
+    """The content of a file, uncompressed while it is read, in UTF-8.
 
     Raises:
         DataError: the package is missing that uncompresses it.
@@ -42,9 +47,57 @@ def open_text_file(path: Path) -> Iterator[BinaryIO]:
     }  # fmt: skip
     try:
         with openers.get(path.suffix.lower(), open)(path, "rb") as stream:
-            yield cast(BinaryIO, stream)
+            yield _as_utf8(io.BufferedReader(stream))
     except _FAULTS as error:
         raise OSError(f"it is damaged: {error}") from None
+
+
+def _as_utf8(stream: io.BufferedReader) -> BinaryIO:
+    """The same text in UTF-8, if its mark says that it is in another encoding."""
+    head = stream.peek(len(codecs.BOM_UTF32_LE))
+    # The mark of UTF-32 begins with that of UTF-16.
+    marks = (("utf-32", codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE),
+             ("utf-16", codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))  # fmt: skip
+    encoding = next((name for name, *marks in marks if head.startswith(tuple(marks))), None)
+    return stream if encoding is None else io.BufferedReader(_Recoded(stream, encoding))
+
+
+class _Recoded(io.RawIOBase):
+    """Text of another encoding as UTF-8.
+
+    Args:
+        stream: the text, which begins with a mark.
+        encoding: `utf-16` or `utf-32`.
+    """
+
+    def __init__(self, stream: BinaryIO, encoding: str) -> None:
+        self._stream, self._encoding = stream, encoding
+        self._decoder = codecs.getincrementaldecoder(encoding)()
+        self._waiting = b""
+
+    def readable(self) -> bool:
+        """That it can be read."""
+        return True
+
+    def readinto(self, buffer: "Buffer") -> int:
+        """Fills a buffer; 0 at the end.
+
+        Raises:
+            OSError: a part of the file is in another encoding than its mark says.
+        """
+        view = memoryview(buffer).cast("B")
+        while not self._waiting:
+            content = self._stream.read(_BLOCK_BYTES)
+            try:
+                self._waiting = self._decoder.decode(content, final=not content).encode()
+            except UnicodeError as error:
+                name = self._encoding.upper()
+                raise OSError(f"its mark says {name}, and a part of it is none: {error}") from None
+            if not content:
+                break
+        size = min(len(view), len(self._waiting))
+        view[:size], self._waiting = self._waiting[:size], self._waiting[size:]
+        return size
 
 
 def _open_zstandard(path: Path, mode: str) -> BinaryIO:

@@ -11,6 +11,7 @@ from tokenizers import AddedToken, Tokenizer as Core, decoders, models, pre_toke
 from windlass.data.chat import encode_documents
 from windlass.data.readers import TextDocument
 from windlass.data.tokenizer import Tokenizer, load_tokenizer
+from windlass.data.tokenizer_folder import converted_tokenizer
 from windlass.errors import DataError
 
 NAMES = ("<｜begin｜>", "<｜end▁of▁sentence｜>", "<turn>", "[CLS]", "[SEP]", "[MASK]", "</s>")
@@ -123,3 +124,19 @@ def test_ids_are_those_of_transformers(
     assert (ours.end_of_text, ours.bos_token) == (theirs.eos_token_id, theirs.bos_token_id)
     assert ours.vocabulary == len(theirs)
     assert dict(ours.special) == theirs.special_tokens_map
+
+
+def test_a_vocabulary_in_another_form_is_read_as_by_transformers(tmp_path: Path):
+    from transformers import AutoTokenizer
+
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = [*letters, "th", "the", "<|endoftext|>"]
+    (tmp_path / "vocab.json").write_text(json.dumps({t: n for n, t in enumerate(vocabulary)}))
+    (tmp_path / "merges.txt").write_text("#version: 0.2\nt h\nth e\n")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+    path = converted_tokenizer(tmp_path, tmp_path / "cache")
+    assert path is not None
+    assert converted_tokenizer(tmp_path, tmp_path / "cache") == path
+    ours, theirs = load_tokenizer(path), AutoTokenizer.from_pretrained(tmp_path)
+    assert document_ids(ours, "the cat") == [*theirs("the cat")["input_ids"], 258]
+    assert converted_tokenizer(tmp_path / "cache", tmp_path / "cache") is None
