@@ -140,3 +140,17 @@ def test_a_vocabulary_in_another_form_is_read_as_by_transformers(tmp_path: Path)
     ours, theirs = load_tokenizer(path), AutoTokenizer.from_pretrained(tmp_path)
     assert document_ids(ours, "the cat") == [*theirs("the cat")["input_ids"], 258]
     assert converted_tokenizer(tmp_path / "cache", tmp_path / "cache") is None
+
+
+def test_a_folder_that_names_none_has_the_special_tokens_of_its_type(tmp_path: Path):
+    """As that of `bert-base-uncased`."""
+    vocabulary = {t: n for n, t in enumerate(("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "cat"))}
+    core = Core(models.WordPiece(vocabulary, unk_token="[UNK]"))  # noqa: S106  no password
+    core.pre_tokenizer = pre_tokenizers.Whitespace()
+    core.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    core.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text('{"do_lower_case": true}')
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    tokenizer = load(tmp_path)
+    assert (tokenizer.class_token, tokenizer.end_of_text, tokenizer.mask_token) == (2, 3, 4)
+    assert document_ids(tokenizer, "cat") == [5, 3]

@@ -3,12 +3,13 @@
 import hashlib
 import json
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 
-from windlass.atomic_files import atomic_folder, read_regular_file, storage_errors
+from windlass.atomic_files import atomic_folder, file_state, read_regular_file, storage_errors
 from windlass.document import read_json_object
 from windlass.errors import DataError, shorten
 from windlass.schema import SPECIAL_TOKENS_FILE, TOKENIZER_FILE
@@ -37,7 +38,33 @@ def special_tokens(folder: Path) -> dict[str, str]:
             text = value.get("content") if isinstance(value, dict) else value
             if isinstance(text, str):
                 tokens[f"{kind}_token"] = text
-    return tokens
+    return tokens or _usual_tokens(folder)
+
+
+def _usual_tokens(folder: Path) -> dict[str, str]:
+    """The special tokens that the model's type has where its folder names none, as BERT's."""
+    if (
+        "model_type" not in _beside(folder / _ID_FILES[0])
+        or not (folder / TOKENIZER_FILE).is_file()
+    ):
+        return {}
+    states = tuple(file_state(folder / name) for name in (_ID_FILES[0], TOKENIZER_FILE))
+    return dict(_library_tokens(folder, states))
+
+
+@lru_cache(maxsize=8)
+def _library_tokens(folder: Path, states: tuple[object, ...]) -> dict[str, str]:
+    """What transformers says; nothing without it.
+
+    Args:
+        folder: of a model.
+        states: of the files that it reads.
+    """
+    del states  # what was read of other files is forgotten
+    try:
+        return _read(folder)[1]
+    except DataError:
+        return {}
 
 
 def special_ids(folder: Path) -> dict[str, int]:
