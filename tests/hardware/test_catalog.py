@@ -172,6 +172,19 @@ def test_a_product_name_is_a_number_of_hosts():
     assert pod.devices == 256
 
 
+@pytest.mark.parametrize("pod", ["ipu-pod256", "bow-pod256"])
+def test_up_to_256_pods_are_joined_by_their_gateways(pod: str):
+    one, all_pods = catalog.load_machine(pod), catalog.load_machine(f"{pod}:256")
+    assert (all_pods.hosts, all_pods.devices) == (16_384, 65_536)
+    assert all_pods.links[:-1] == one.links
+    assert (all_pods.links[-1].name, all_pods.links[-1].joins) == ("gateway-network", 65_536)
+
+
+def test_a_cluster_has_up_to_192_wafers_on_one_tree():
+    cluster = catalog.load_machine("cs-2:192")
+    assert [(link.name, link.joins) for link in cluster.links] == [("swarmx", 192)]
+
+
 def test_a_rack_of_72_is_joined_by_nvlink_and_racks_by_the_network():
     rack, two = catalog.load_machine("gb200-nvl72"), catalog.load_machine("gb200-tray:36")
     assert [(link.name, link.joins) for link in rack.links] == [("nvlink", 72)]
@@ -204,7 +217,7 @@ def test_a_host_may_say_what_memory_it_has_for_each_device():
         ("dgx-h100:two", "two is not a number of hosts"),
         ("dgx-h100:", "nothing is not a number of hosts"),
         ("h100:8", "`dgx-h100:N` is N hosts"),
-        ("ipu-pod16:4", "`ipu-m2000:N` is any number"),
+        ("ipu-pod256:257", "`ipu-pod256:N` has 1 to 256 of 256 devices each"),
     ],
 )
 def test_an_unknown_machine_is_refused_with_the_way_out(name: str, message: str):

@@ -1,8 +1,8 @@
 """Machines by name, from the TOML files beside this module or from a file of the user's own.
 
 `a100-80gb` is one device. `dgx-a100-80gb` is a host of eight, and `dgx-a100-80gb:16` sixteen hosts.
-`ipu-pod256` is a name for a number of hosts: 64 of `ipu-m2000`. `rtx-4090-pc:2` is one
-host of two devices.
+`ipu-pod256` is a name for a number of hosts, 64 of `ipu-m2000`, and `ipu-pod256:4` is four times as
+many. `rtx-4090-pc:2` is one host of two devices.
 """
 
 from functools import cache
@@ -41,8 +41,8 @@ def load_machine(name: str) -> Machine:
     """The machine of that name, or the one that a TOML file of the user describes.
 
     Args:
-        name: a device, a host family or a named size of one; `NAME:N` is N hosts of a family, and
-            a name that ends in `.toml` is a path.
+        name: a device, a host family or a named size of one; `NAME:N` is N hosts of a family or N
+            times a named size, and a name that ends in `.toml` is a path.
 
     Raises:
         MachineError: no machine has this name.
@@ -54,9 +54,8 @@ def load_machine(name: str) -> Machine:
     base, colon, count = name.partition(":")
     if (_HOSTS / f"{base}.toml").exists():
         family = HostFamily.load(_HOSTS / f"{base}.toml")
-        return _family_machine(
-            family, _count(name, count, family) if colon else family.default_count, name
-        )
+        number = _count(name, count, family.max_count, family) if colon else family.default_count
+        return _family_machine(family, number, name)
     if base not in machine_names():
         raise MachineError(
             f"unknown machine `{shorten(base)}`{did_you_mean(base, [*machine_names(), 'here'])}; "
@@ -67,12 +66,9 @@ def load_machine(name: str) -> Machine:
             raise MachineError(f"`{name}`: `{base}` is one device; {_hosts_with(base)}")
         return Machine.load(_DEVICES / f"{base}.toml")
     family = next(family for family in host_families() if base in family.named_sizes)
-    if colon:
-        raise MachineError(
-            f"`{name}`: `{base}` is {family.named_sizes[base]} of `{family.name}` already; "
-            f"`{family.name}:N` is any number of them"
-        )
-    return _family_machine(family, family.named_sizes[base], name)
+    hosts = family.named_sizes[base]
+    times = _count(name, count, family.max_hosts // hosts, family) if colon else 1
+    return _family_machine(family, times * hosts, name)
 
 
 def _user_machine(path: Path) -> Machine:
@@ -87,16 +83,17 @@ def _family_machine(family: HostFamily, number: int, name: str) -> Machine:
     return family.machine(number, Machine.load(_DEVICES / f"{family.device}.toml"), name)
 
 
-def _count(name: str, count: str, family: HostFamily) -> int:
-    """The number after the colon of `name`."""
+def _count(name: str, count: str, most: int, family: HostFamily) -> int:
+    """The number after the colon of `name`, 1 to `most`."""
     is_number = count.isdecimal() and len(count) <= _MAX_DIGITS
-    if not is_number or not 1 <= int(count) <= family.max_count:
-        plural = "s" if family.devices_per_host > 1 else ""
-        each = f" of {family.devices_per_host} device{plural} each"
+    if not is_number or not 1 <= int(count) <= most:
+        base = name.partition(":")[0]
+        hosts = family.named_sizes.get(base, 1) * family.devices_per_host
+        each = f" of {hosts} device{'s' if hosts > 1 else ''} each"
+        counts = family.counts if base == family.name else "such machines"
         raise MachineError(
-            f"`{shorten(name)}`: {shorten(count) or 'nothing'} is not a number of {family.counts}; "
-            f"`{family.name}:N` has 1 to {family.max_count}"
-            f"{each if family.counts == 'hosts' else ''}"
+            f"`{shorten(name)}`: {shorten(count) or 'nothing'} is not a number of {counts}; "
+            f"`{base}:N` has 1 to {most}{each if family.counts == 'hosts' else ''}"
         )
     return int(count)
 
