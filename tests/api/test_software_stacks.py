@@ -112,3 +112,15 @@ def test_eight_bit_products_are_planned_where_they_are_asked_for() -> None:
     assert faster.prediction.step_seconds < plain.prediction.step_seconds
     with pytest.raises(InputErrors, match=r"states no rate for it"):
         windlass.plan(*small, "precision=float8", machine="dgx-a100-80gb", stack="nemo")
+
+
+@pytest.mark.usefixtures("home")
+def test_a_wafer_under_its_own_software_holds_one_layer_at_a_time() -> None:
+    """Published: Cerebras trained GPT-J and GPT-NeoX on one CS-2."""
+    pins = ("train.batch=120", "batch.micro=30", "phases=30", "precision=bfloat16")
+
+    planned = windlass.plan("gpt-j-6b", *pins, machine="cs-2", stack="modelzoo")
+
+    device, memoryx = planned.prediction.peaks
+    assert device.peak_bytes < device.capacity_bytes
+    assert memoryx.by_class["optimizer"] > memoryx.by_class["weights"] > 0

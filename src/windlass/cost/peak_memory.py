@@ -52,11 +52,11 @@ def stage_tier_peaks(
         programs: programs of at least one device of each stage; none means those of
             `steady_state_microbatches`, which need as much.
     """
-    stack = machine.stack
-    if stack is not None:  # its instructions are not known, and it offloads nothing
-        error, deviation = MEMORY_ERROR, stack.memory_deviation
-        if deviation is not None:
-            error = -expm1(-DEVIATIONS_OF_80_PERCENT * deviation)
+    stack, error = machine.stack, MEMORY_ERROR
+    if stack is not None and stack.memory_deviation is not None:
+        error = -expm1(-DEVIATIONS_OF_80_PERCENT * stack.memory_deviation)
+    # In phases every stack does the same: a layer's weights come, are used and leave again.
+    if stack is not None and not plan.is_offloaded("parameters"):
         stages = stack_stage_bytes(plan, graph, machine)
         held = [{name: round(nbytes) for name, nbytes in each.items()} for each in stages]
         return tuple(
@@ -72,7 +72,7 @@ def stage_tier_peaks(
         if plan.step_graph:
             full = _beside_recording(full, plan, graph)
         offloaded = offloaded_bytes_by_tier(plan, graph, stage)
-        peaks = _peaks(full.by_class, full.peak_bytes, MEMORY_ERROR, offloaded, machine)
+        peaks = _peaks(full.by_class, full.peak_bytes, error, offloaded, machine)
         found.append(tuple(peaks))
     return tuple(found)
 

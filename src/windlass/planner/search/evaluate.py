@@ -47,12 +47,14 @@ def infeasible_plan(
 ) -> InfeasiblePlan:
     """A plan with the peak of its fullest stage, and what exceeds the budget then.
 
-    On another stack the fullest moment is the backward pass of the stage's last layer.
+    On another stack without phases the fullest moment is the backward pass of the stage's last
+    layer.
     """
-    programs = stage_programs(plan, graph) if machine.stack is None else ()
+    has_program = machine.stack is None or plan.is_offloaded("parameters")
+    programs = stage_programs(plan, graph) if has_program else ()
     peaks = [tiers[0] for tiers in stage_tier_peaks(plan, graph, machine, programs)]
     stage = max(range(len(peaks)), key=lambda stage: peaks[stage].peak_bytes)
-    if machine.stack is not None:
+    if not has_program:
         instruction = Instruction("backward", layers_of_stage(plan, stage)[-1], 0)
     else:
         profile = memory_profile(programs[stage], plan, graph, runtime_bytes=0)

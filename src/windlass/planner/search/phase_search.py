@@ -306,7 +306,7 @@ class TruncatedPlan:
         """
         few = _SHORT_MICROBATCHES
         short, further = self._short_programs, self.plan.batch.accumulation - few
-        if further <= 0 or self.machine.stack is not None:  # other software states it at once
+        if further <= 0:
             return max(stage_peak_bytes(self.plan, self.graph, self.machine, short))
         longer = lower(self._with_accumulation(few + 1), self.graph)
         each_stage = slice(None, None, self.plan.parallel.devices // self.plan.parallel.pipeline)
