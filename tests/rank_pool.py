@@ -303,11 +303,12 @@ def plans(draw: st.DrawFn, graph: Graph, devices: tuple[int, ...] = (2, 4)) -> P
     data = replicas // context
     optimizer = draw(st.sampled_from(divisors(replicas)))
     offload = draw(st.sampled_from([None, None, *OFFLOADED]))
-    schedules = ["gpipe", "1f1b"] if offload else ["gpipe", "1f1b", "zero-bubble", "interleaved"]
-    schedule = draw(st.sampled_from(schedules if pipeline > 1 else schedules[:3]))
+    schedules = ["gpipe", "1f1b"] if offload else ["gpipe", "1f1b", "zero-bubble"]
+    schedules += ["interleaved"] if pipeline > 1 else []
+    schedule = draw(st.sampled_from(schedules))
     accumulation = BATCH // data // micro
     chunks = LAYERS // pipeline if schedule == "interleaved" else 1
-    if accumulation % pipeline or chunks < 2:
+    if (accumulation % pipeline and not offload) or chunks < 2:
         schedule, chunks = ("1f1b", 1) if schedule == "interleaved" else (schedule, 1)
     chunks = draw(st.integers(2, chunks)) if chunks > 1 else 1
     parameters = optimizer if offload else draw(st.sampled_from(divisors(optimizer)))
@@ -320,7 +321,9 @@ def plans(draw: st.DrawFn, graph: Graph, devices: tuple[int, ...] = (2, 4)) -> P
         recompute=draw(st.sampled_from(recomputes)),
         recompute_layers=draw(st.sampled_from([None, 1, 2])),
         precision=draw(st.sampled_from(precisions)),
-        stages=stages_in_phases(draw, pipeline) if offload else stages(draw, pipeline * chunks),
+        stages=stages_in_phases(draw, pipeline)
+        if offload and chunks == 1
+        else stages(draw, pipeline * chunks),
     )  # fmt: skip
     assert legal(plan, graph), plan
     return plan

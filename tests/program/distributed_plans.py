@@ -59,14 +59,17 @@ def distributed_plans(draw: st.DrawFn, *, trained: bool = False) -> tuple[Graph,
     accumulation, virtual_stages = draw(st.integers(1, 4)), 1
     expert = draw(st.sampled_from(_divisors(replicas))) if graph.experts else 1
     offloads = draw(st.booleans())
-    schedules = ["gpipe", "1f1b"] if offloads else ["gpipe", "1f1b", "zero-bubble", "interleaved"]
+    schedules = ["gpipe", "1f1b"] if offloads else ["gpipe", "1f1b", "zero-bubble"]
     can_freeze = not trained
     if can_freeze and (front := draw(st.sampled_from([0, 0, 1, 3]))):
         graph = FROZEN[id(graph), front]
-    schedule = draw(st.sampled_from(schedules if pipeline > 1 else schedules[:3]))
+    schedules += ["interleaved"] if pipeline > 1 else []
+    schedule = draw(st.sampled_from(schedules))
     if schedule == "interleaved":
         virtual_stages = draw(st.integers(2, 6 // pipeline))
-        accumulation = pipeline * draw(st.integers(1, 2))
+        accumulation = draw(st.integers(1, 7)) if offloads else pipeline * draw(st.integers(1, 2))
+    chunks = pipeline * virtual_stages
+    takes_turns = offloads and chunks < 6 and (virtual_stages == 1 or draw(st.booleans()))
     activations = draw(st.sampled_from(["device", "host"]))
     offload = HOST_OFFLOAD.model_copy(update={"activations": activations})
     plan = tiny_plan(
@@ -80,7 +83,7 @@ def distributed_plans(draw: st.DrawFn, *, trained: bool = False) -> tuple[Graph,
         schedule=schedule,
         virtual_stages=virtual_stages,
         offload=offload if offloads else draw(st.sampled_from(RESIDENT_OFFLOADS)),
-        stages=_phased(draw, pipeline) if offloads else _chunks(draw, pipeline * virtual_stages),
+        stages=_phased(draw, chunks) if takes_turns else _chunks(draw, chunks),
         accumulation=accumulation,
         recompute=draw(st.sampled_from(["none", "full"])),
         recompute_layers=draw(st.sampled_from([None, 1, 2])),

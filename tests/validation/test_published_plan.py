@@ -147,6 +147,16 @@ def test_layers_that_do_not_fill_a_chunk_leave_the_last_ones_shorter(tmp_path: P
     assert [stage.end_layer - stage.first_layer for stage in stages] == [8, *[7] * 10, 2]
 
 
+def test_embedding_and_head_fill_chunks_of_their_own_if_there_are_more_than_blocks(tmp_path: Path):
+    """Published: Megatron-Bridge's Llama 3.1 405B, 126 blocks in 16 stages of 8 chunks."""
+    run = run_of(tmp_path, layers=14, p=4, interleave=4, t=1, d=4, n_devices=16, global_batch=64,
+                 microbatch=1)  # fmt: skip
+
+    stages = published_plan(run, run.config).plan.stages
+
+    assert [stage.phases for stage in stages] == [((at, at + 1),) for at in range(16)]
+
+
 def test_a_batch_that_cannot_be_interleaved_is_refused(tmp_path: Path):
     run = run_of(tmp_path, layers=32, t=8, p=4, d=2, interleave=2, global_batch=12, microbatch=1)
 

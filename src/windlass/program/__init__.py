@@ -9,6 +9,7 @@ from windlass.program.activation_checkpointing import (
     describe_recompute,
     fully_recomputed,
     is_recomputed,
+    last_phase_begin,
     recomputable_layers,
     recompute_mode,
     selective_layers,
@@ -116,6 +117,7 @@ from windlass.program.memory.values import (
 )
 from windlass.program.phases import (
     gradients_reuse_weight_space,
+    phases_of_stage,
 )
 from windlass.program.pipeline_schedules import (
     schedule_passes,
@@ -216,6 +218,7 @@ __all__ = [
     "gradient_scatter_group",
     "gradients_reuse_weight_space",
     "is_recomputed",
+    "last_phase_begin",
     "layer_kind_state_sizes",
     "layers_of_stage",
     "lower",
@@ -238,6 +241,7 @@ __all__ = [
     "parameter_shard_index",
     "pass_collective",
     "pass_ops",
+    "phases_of_stage",
     "plan_errors",
     "plan_layer_sizes",
     "plan_state_sizes",

@@ -26,12 +26,12 @@ def selective_layers(plan: Plan) -> frozenset[int]:
 def recompute_mode(plan: Plan, layer: int) -> Recompute:
     """How a layer is recomputed.
 
-    Where weights are offloaded between the passes, every layer outside the stage's last phase is
+    Where weights are offloaded between the passes, every layer outside a stage's last phase is
     fully recomputed: its saved activations would keep its weights in memory. For the other layers
     the plan decides, as far as they are `recomputable_layers`.
     """
     stage = plan.stages[bisect_right(plan.stages, layer, key=attrgetter("first_layer")) - 1]
-    if plan.is_offloaded("parameters") and layer < stage.phases[-1][0]:
+    if plan.is_offloaded("parameters") and layer < last_phase_begin(plan, stage):
         return "full"
     layers = recomputable_layers(plan, stage)
     if layer not in layers:
@@ -39,6 +39,12 @@ def recompute_mode(plan: Plan, layer: int) -> Recompute:
     if layer in layers[: stage.recompute_layers]:
         return stage.recompute
     return stage.recompute_rest or "none"
+
+
+def last_phase_begin(plan: Plan, stage: Stage) -> int:
+    """The first layer of a stage's last phase, or the end of a model chunk that is not its last."""
+    is_last_chunk = stage.first_layer >= plan.stages[-plan.parallel.pipeline].first_layer
+    return stage.phases[-1][0] if is_last_chunk else stage.end_layer
 
 
 def recomputable_layers(plan: Plan, stage: Stage) -> range:
@@ -52,7 +58,7 @@ def recomputable_layers(plan: Plan, stage: Stage) -> range:
     layers = plan.stages[-1].end_layer
     begin, end = max(1, stage.first_layer), min(stage.end_layer, layers - 1)
     if plan.is_offloaded("parameters"):
-        begin = max(begin, stage.phases[-1][0])
+        begin = max(begin, last_phase_begin(plan, stage))
         end = begin if stage.end_layer == layers else end
     return range(begin, max(begin, end))
 

@@ -12,6 +12,12 @@ from windlass.program.tied_weights import tied_owner_layers
 from windlass.schema import Graph, Plan
 
 
+def phases_of_stage(plan: Plan, stage: int) -> tuple[tuple[int, int], ...]:
+    """The groups of layers that take turns on a stage, those of its first model chunk first."""
+    chunks = chunks_of_stage(plan, stage)
+    return tuple(phase for chunk in chunks for phase in plan.stages[chunk].phases)
+
+
 def layers_with_parameters(graph: Graph) -> tuple[int, ...]:
     """The layers that own parameters, ascending."""
     return tuple(index for index, kind in enumerate(graph.layer_kinds()) if kind.parameter_count)
@@ -48,7 +54,7 @@ def _needs_from(
 ) -> tuple[tuple[int, ...], ...]:
     """As `phase_needs`, of the layers from a first one on."""
     tied_owners, local = tied_owner_layers(graph), set(owned_layers(plan, graph, stage))
-    phases = (p for chunk in chunks_of_stage(plan, stage) for p in plan.stages[chunk].phases)
+    phases = phases_of_stage(plan, stage)
     return tuple(
         tuple(
             sorted(
@@ -118,7 +124,8 @@ def offloaded_activation_layers(plan: Plan, graph: Graph, stage: int = 0) -> tup
 
     Only outputs between two recomputed layers of a stage are: autograd's graph of any other layer
     holds the layer's input and output anyway, so that offloading a copy would free nothing. Nothing
-    waits for a backward pass before the first trained layer.
+    waits for a backward pass before the first trained layer. In phases, where all micro-batches
+    wait, what comes from the previous stage is offloaded too.
     """
     if not plan.is_offloaded("activations"):
         return ()
@@ -127,5 +134,7 @@ def offloaded_activation_layers(plan: Plan, graph: Graph, stage: int = 0) -> tup
         span = plan.stages[chunk]
         first = max(span.first_layer, graph.first_trained)
         recomputed = [is_recomputed(plan, layer) for layer in range(first, span.end_layer)]
+        if plan.is_offloaded("parameters") and first == span.first_layer > 0 and recomputed[0]:
+            layers.append(first - 1)
         layers += [first + at for at, pair in enumerate(pairwise(recomputed)) if all(pair)]
     return tuple(layers)

@@ -16,6 +16,7 @@ from windlass.program.memory.optimizer_state import (
     offloaded_optimizer_errors,
     sparse_state_errors,
 )
+from windlass.program.phases import phases_of_stage
 from windlass.program.replicas.context_parallel import context_errors, context_run_errors
 from windlass.program.replicas.expert_parallel import expert_errors
 from windlass.program.replicas.zero_sharding import updates_per_shard
@@ -265,7 +266,7 @@ def _offload_errors(plan: Plan) -> Iterator[str]:
 def _phase_errors(plan: Plan) -> Iterator[str]:
     """Parameters are offloaded if and only if layers are in 2 or more phases."""
     parameters = plan.offload.parameters
-    phases = max(len(stage.phases) for stage in plan.stages)
+    phases = max(len(phases_of_stage(plan, stage)) for stage in range(plan.parallel.pipeline))
     if plan.is_offloaded("parameters") and phases == 1:
         stages = "stages.0" if len(plan.stages) == 1 else "stages.*"
         yield (
@@ -317,7 +318,7 @@ def schedule_errors(plan: Plan) -> Iterator[str]:
                 f"`parallel.pipeline` = {stages}: model chunks take turns only if there are 2 or "
                 "more of each; raise them or set `parallel.schedule` = 1f1b"
             )
-        if micro_batches % stages:
+        if micro_batches % stages and not plan.is_offloaded("parameters"):
             yield (
                 f"`parallel.schedule` = interleaved with `batch.accumulation` = {micro_batches}, "
                 f"which is not a multiple of `parallel.pipeline` = {stages}; make it one"
@@ -333,9 +334,9 @@ def schedule_errors(plan: Plan) -> Iterator[str]:
             "`parallel.schedule` = zero-bubble with `compile`: the backward pass of a compiled "
             "layer cannot be split; set `compile` = false, or `parallel.schedule` = 1f1b"
         )
-    if plan.is_offloaded("parameters") and schedule in ("interleaved", "zero-bubble"):
+    if plan.is_offloaded("parameters") and schedule == "zero-bubble":
         yield (
-            f"`parallel.schedule` = {schedule} with `offload.parameters` = "
+            f"`parallel.schedule` = zero-bubble with `offload.parameters` = "
             f"{plan.offload.parameters}: phases have a schedule of their own, in which all "
             "micro-batches run through one phase; set `parallel.schedule` = 1f1b"
         )

@@ -184,7 +184,8 @@ def _streamed(plan: Plan, graph: Graph, machine: Machine) -> Plan:
 def _parts(layers: int, chunks: int, config: RunConfig) -> list[tuple[int, int]]:
     """Layers of each model chunk: blocks evenly, filled from the first on; then the head.
 
-    If embedding and head count as one layer each, first and last chunk have a block less.
+    If embedding and head count as one layer each, first and last chunk have a block less. They do
+    where there are more chunks than blocks.
 
     Raises:
         UnusableRow: a chunk would have no layer.
@@ -195,7 +196,7 @@ def _parts(layers: int, chunks: int, config: RunConfig) -> list[tuple[int, int]]
     if config.stage_halves:
         bounds = [0, *(1 + end for end in accumulate(config.stage_halves))]
         bounds[-1] = layers
-    elif config.balanced_embedding:
+    elif config.balanced_embedding or blocks < chunks:
         full = ceil(layers / chunks)
         bounds = [*(min(layers, full * at) for at in range(chunks)), layers]
     else:

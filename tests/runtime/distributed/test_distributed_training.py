@@ -110,6 +110,28 @@ def test_interleaved_stages_work_with_offloaded_optimizer_state(pool: RankPool) 
     CheckedPlans().check(pool, plan)
 
 
+@pytest.mark.parametrize(
+    "degrees",
+    [
+        {"pipeline": 2, "virtual_stages": 3, "data": 2, "sharding": (2, 2)},
+        {"pipeline": 2, "virtual_stages": 2, "tensor": 2, "offload": OFFLOADED[1]},
+        slow({"pipeline": 4, "virtual_stages": 2, "clip": False}),
+    ],
+    ids=str,
+)
+def test_phases_that_span_all_stages_equal_a_single_device(pool: RankPool, degrees: dict) -> None:
+    """GPT-3 175B was to run on 8 stages of a POD256 whose layers take turns on each device."""
+    chunks = degrees["pipeline"] * degrees["virtual_stages"]
+    ends = [round(chunk * LAYERS / chunks) for chunk in range(chunks + 1)]
+    plan = tiny_plan(
+        pool.graph, MACHINE, schedule="interleaved", micro=1, sequence=SEQUENCE,
+        accumulation=BATCH // degrees.get("data", 1),
+        stages=tuple(((begin, end),) for begin, end in pairwise(ends)),
+        **{"offload": OFFLOADED[0], **degrees},
+    )  # fmt: skip
+    CheckedPlans().check(pool, plan)
+
+
 def test_a_run_with_offloaded_sharded_state_resumes_bit_identically(pool: RankPool) -> None:
     plan = offloaded_state_plan(pool, data=2, sharding=(1, 2), tensor=2, clip=False)
     full = pool.run(plan)
@@ -209,11 +231,11 @@ def _grid_plan(
 ) -> Plan | None:
     pipeline, tensor, data = degrees
     chunks = 2 if schedule == "interleaved" else 1
-    if pipeline * chunks > LAYERS or (offload is not None and chunks > 1):
+    if pipeline * chunks > LAYERS:
         return None
     micro = 1 + turn % 2 if BATCH // data > 1 else 1
     stages = None
-    if offload is not None:
+    if offload is not None and chunks == 1:
         ends = [round(stage * LAYERS / pipeline) for stage in range(pipeline + 1)]
         stages = tuple(
             ((first, first + 1), (first + 1, last)) if last - first > 1 else ((first, last),)

@@ -20,8 +20,9 @@ from windlass.planner.space.phase_space import (
     plans_of,
     with_state_on,
 )
+from windlass.planner.space.phase_table import with_chunks
 from windlass.planner.space.plan_space import PlanSpace
-from windlass.program import plan_errors
+from windlass.program import phases_of_stage, plan_errors
 from windlass.schema import DEVICE_TIER, BatchRequest, Plan, Tier
 from windlass.units import format_bytes
 
@@ -54,7 +55,7 @@ class ClosestPlan:
 def shortfall(closest: ClosestPlan, space: PlanSpace, budget_bytes: int) -> tuple[str, ...]:
     """What the nearest plan in phases lacks, and what would help, a sentence each."""
     parallel = closest.plan.parallel
-    phases = max(len(stage.phases) for stage in closest.plan.stages)
+    phases = max(len(phases_of_stage(closest.plan, stage)) for stage in range(parallel.pipeline))
     lacks = (
         f"in {phases} phases a stage, PP={parallel.pipeline} TP={parallel.tensor} "
         f"DP={parallel.data} FSDP={closest.plan.sharding.parameters}, micro-batch "
@@ -77,10 +78,12 @@ def closest_in_phases(space: PlanSpace, budget_bytes: int) -> ClosestPlan | None
             break
         for base in plans_of(space, pipeline, config):
             table, least = state.table(base), sizes.least_bytes(base) / budget_bytes
-            if table is None or (len(estimates) == _MAX_LOWERED and least > estimates[-1][0]):
+            if len(estimates) == _MAX_LOWERED and least > estimates[-1][0]:
                 break
+            if table is None:
+                continue
             plan = with_state_on(base, largest.name, activations=True)
-            plan = plan.model_copy(update={"stages": table.stages[0]})
+            plan = with_chunks(plan, table.stages[0])
             memory = sizes.memory(base)
             device_bytes = int(memory.of_fullest_stage(table, offloads_activations=True)[0])
             outputs = memory.offloaded_outputs(table)

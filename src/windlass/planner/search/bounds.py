@@ -14,6 +14,7 @@ from math import inf
 import numpy as np
 
 from windlass.cost import ArrayClock, Floats, Ints, PipelineShape, waiting_microbatches
+from windlass.planner.space.phase_space import phase_schedules
 from windlass.planner.space.plan_space import PipelineOption, PlanSpace
 from windlass.schema import DEVICE_TIER, Precision
 
@@ -91,10 +92,16 @@ class ConfigBounds:
         A stage sends nothing on before all micro-batches have passed all of its phases but the
         last, and nothing back before they have passed all but the first backward. So each layer's
         forward or backward passes have the time of no other stage's. All layers but those of the
-        last phase of their stage are recomputed.
+        last phase of their stage are recomputed. Where phases may span the stages of a pipeline
+        none of that holds.
         """
         seconds = self.passes(pipelines, configs)
-        near = np.flatnonzero(seconds < below_seconds)
+        several = [
+            each
+            for each in np.unique(pipelines).tolist()
+            if "interleaved" in phase_schedules(self._space, each)
+        ]
+        near = np.flatnonzero((seconds < below_seconds) & ~np.isin(pipelines, several))
         keys, place = np.unique(self._priced(configs[near], recomputes=True), return_inverse=True)
         forward, both = (np.diff(self._before[at, keys]) for at in (0, 1))
         way = np.minimum(forward, both - forward).sum(axis=1)[place]

@@ -101,14 +101,20 @@ class PhaseMemory:
         waiting = np.where(stays, output, 0) + np.where(table.saves, self._saved, 0)
         before = sums_before(waiting)
         received = np.where(first >= max(1, first_trained), output[first - 1], 0)
+        if offloads_activations:
+            received = np.where(table.recomputed[plan, first], 0, received)
         # The next phase leaves a gradient in place of the output that it took.
         ends_inside = end < table.stage_end
         leaving = np.where(ends_inside, output[end - 1] - waiting[plan, end - 1], 0)
         left = before[plan, end] - before[plan, begin] + leaving
         left += np.where(begin == first, received, waiting[plan, begin - 1])
         entering = np.where((begin > first) & (begin > first_trained), output[begin - 1], 0)
-        earlier = received + before[plan, begin - 1] - before[plan, first]
-        beside = np.where(begin > first, self._staying(table) + self._count * earlier, 0)
+        earlier = np.where(
+            begin > first, received + before[plan, begin - 1] - before[plan, first], 0
+        )
+        is_chunk = (begin == first) & (end == table.stage_end)
+        earlier += table.before_on_device(np.where(is_chunk, left, 0))
+        beside = np.where(table.stays, 0, self._staying(table) + self._count * earlier)
         beside += max(0, self._count - 2) * np.maximum(left, entering)
         # Nothing runs backward there, or each micro-batch right after its forward.
         beside[(end <= first_trained) | ((begin == first) & (end == len(output)))] = 0
@@ -131,11 +137,12 @@ class PhaseMemory:
         return int((self._state(layers, layers + 1) + self._running).max())
 
     def offloaded_outputs(self, table: PhaseTable) -> Ints:
-        """Bytes of outputs that all micro-batches of a step offload before each layer.
-
-        The axes are `[plan, layer + 1]`.
-        """
-        return self._count * sums_before(np.where(table.moves, self._output, 0))
+        """Bytes of its own and received outputs that all micro-batches offload, `[phase]`."""
+        row, begin, output = table.plan, table.begin, self._output
+        before = sums_before(np.where(table.moves, output, 0))
+        takes = (begin == table.stage_begin) & (begin >= max(1, self._first_trained))
+        received = np.where(takes & table.recomputed[row, begin], output[begin - 1], 0)
+        return np.asarray(self._count * (before[row, table.end] - before[row, begin] + received))
 
     def _state(self, begin: Ints, end: Ints) -> Ints:
         """Weights and gradients of layers that are on the device together, `[phase]`."""
@@ -149,7 +156,7 @@ class PhaseMemory:
 
         Those the last layer has added to, whose backward comes first.
         """
-        first, end = table.stage_begin, table.resident_end
+        first, end = table.resident_begin, table.resident_end
         staying = self._shards[end] - self._shards[first]
         if self._count > 1:
             for owner in self._owners:
@@ -334,9 +341,10 @@ def min_step_seconds(
 ) -> Floats:
     """Least seconds of a step: one way through all stages, or the passes of its slowest, `[plan]`.
 
-    The way: a stage sends nothing on before all micro-batches have passed all of its phases but the
-    last, and nothing back before they have passed all but the first backward. So only the last
-    stage's neighbours ever work beside it; the more phases, the less a pipeline gains.
+    The way: a stage or model chunk sends nothing on before all micro-batches have passed all of its
+    phases but the last, and nothing back before they have passed all but the first backward. Where
+    each phase is a chunk that says nothing, and a device waits only for one micro-batch to pass the
+    first chunks of those before it, and back.
 
     Args:
         plan: what the plans share.
@@ -355,19 +363,19 @@ def min_step_seconds(
     is_on_way = (end < table.stage_end) | (table.stage_end == len(times.forward))
     is_on_way_back = (begin > table.stage_begin) | (table.stage_begin == 0)
     way = np.where(is_on_way, onward, 0.0) + np.where(is_on_way_back, back, 0.0)
-    begins_stage = begin == table.stage_begin
-    stages = np.add.reduceat(onward + back, np.flatnonzero(begins_stage))
-    once, gathered_again, reductions = exchanges
-    stage_begin, turn = table.stage_begin[begins_stage], begin[end == table.stage_end]
-    stages += once[table.stage_end[begins_stage]] - once[stage_begin]
-    stages += gathered_again[turn] - gathered_again[stage_begin]
-    ends, resident = table.stage_end[begins_stage], table.resident_end[begins_stage]
-    updates, gradients = (sums[ends] - sums[resident] for sums in transfers)
+    once, gathered_again, reductions = (sums[end] - sums[begin] for sums in exchanges)
+    stages = table.by_device(onward + back + once + np.where(table.turns, 0.0, gathered_again))
+    one_way = forward[end] - forward[begin] + again[row, end] - again[row, begin]
+    one_way += np.minimum(first[end] - first[begin], backward[end] - backward[begin])
+    first_chunk = table.stays & (begin == table.stage_begin) & (end == table.stage_end)
+    fill = table.by_device(np.where(first_chunk, one_way, 0.0))
+    stages += np.cumsum(fill, axis=1) - fill
+    updates, gradients = (
+        table.by_device(np.where(table.stays, 0.0, sums[end] - sums[begin])) for sums in transfers
+    )
     if overlap:
-        backs = np.add.reduceat(back, np.flatnonzero(begins_stage))
-        stages = np.maximum(stages, updates + np.maximum(gradients, backs))
+        stages = np.maximum(stages, updates + np.maximum(gradients, table.by_device(back)))
     else:
         stages += updates + gradients
-    alone = reductions[table.stage_end[begins_stage]] - reductions[stage_begin]
-    slowest = table.most(np.maximum(stages, alone), begins_stage)
-    return np.asarray(np.maximum(np.bincount(row, way, len(table.stages)), slowest))
+    stages = np.maximum(stages, table.by_device(reductions))
+    return np.maximum(np.bincount(row, way, len(table.stages)), stages.max(axis=1))

@@ -42,7 +42,7 @@ from windlass.planner.space.phase_space import (
     state_key,
     with_state_on,
 )
-from windlass.planner.space.phase_table import PhaseTable
+from windlass.planner.space.phase_table import PhaseTable, with_chunks
 from windlass.planner.space.plan_space import PlanSpace
 from windlass.program import (
     Program,
@@ -165,29 +165,32 @@ class _PhaseSearch:
         graph, machine = self._space.graph, self._space.machine
         nearest, bounds = offload_tiers(machine)[0].name, self._bounds
         passes = bounds.phase_stages(shape.pipeline, np.array([shape.config]))[0]
+        even = bounds.passes(np.array([shape.pipeline]), np.array([shape.config]))[0]
         begins = np.array(self._space.chunk_bounds(shape.pipeline))
         turns = bounds.turns(shape.pipeline)
         for base in plans_of(self._space, *shape):
             offloaded = with_state_on(base, nearest, activations=False)
             once, again, alone = self._exchanges.of(offloaded)
-            busy = passes + np.diff(once[begins]) + again[turns] - again[begins[:-1]]
-            least = max(busy.max(), np.diff(alone[begins]).max()) * (1 - CLOCK_ERROR)
-            if least >= self.best_seconds:
+            if base.parallel.schedule == "interleaved":
+                least = even + once[-1] / shape.pipeline
+            else:
+                busy = passes + np.diff(once[begins]) + again[turns] - again[begins[:-1]]
+                least = max(busy.max(), np.diff(alone[begins]).max())
+            if least * (1 - CLOCK_ERROR) >= self.best_seconds:
                 continue
             if self._sizes.least_bytes(base) > self._budget_bytes:
                 return
             table = self._state.table_with_room(base)
             if table is None:
                 continue
-            plan = offloaded.model_copy(update={"stages": table.stages[0]})
+            plan = with_chunks(offloaded, table.stages[0])
             seconds = self._least_seconds(plan, table)
             near = np.flatnonzero(seconds < self.best_seconds).tolist()
             places = self._sizes.places(base, table) if near else []
             rows = [row for row in near if places[row]]
             if rows and not plan_errors(plan, graph, machine):
                 for row in rows:
-                    update = {"stages": table.stages[row]}
-                    yield float(seconds[row]), offloaded.model_copy(update=update)
+                    yield float(seconds[row]), with_chunks(offloaded, table.stages[row])
 
     def _least_seconds(self, plan: Plan, table: PhaseTable) -> Floats:
         """Least seconds of a step, `[plan]`."""
@@ -306,6 +309,8 @@ class TruncatedPlan:
         """
         few = _SHORT_MICROBATCHES
         short, further = self._short_programs, self.plan.batch.accumulation - few
+        if self._spans_stages:
+            return max(stage_peak_bytes(self.plan, self.graph, self.machine))
         if further <= 0:
             return max(stage_peak_bytes(self.plan, self.graph, self.machine, short))
         longer = lower(self._with_accumulation(few + 1), self.graph)
@@ -325,9 +330,20 @@ class TruncatedPlan:
             if without is None or each.micro_batch != without:
                 yield held
 
+    @property
+    def _spans_stages(self) -> bool:
+        """Whether each phase is a model chunk, which all stages run at a time.
+
+        What comes early from the other end of the pipeline then depends on how many micro-batches
+        there are, so that no short program tells of the full one.
+        """
+        return self.plan.parallel.virtual_stages > 1
+
     @cached_property
     def step_seconds(self) -> float:
         """Lower bound on step time: a line through the ends of two short programs."""
+        if self._spans_stages:
+            return self._seconds(self.plan.batch.accumulation)
         further = self.plan.batch.accumulation - _SHORT_MICROBATCHES
         high = self._seconds(_SHORT_MICROBATCHES, self._short_programs)
         if further <= 0:

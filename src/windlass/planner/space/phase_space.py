@@ -12,7 +12,7 @@ import numpy as np
 
 from windlass.cost import Ints
 from windlass.planner.space.options import offload_tiers
-from windlass.planner.space.phase_table import PhaseTable, sums_before
+from windlass.planner.space.phase_table import PhaseTable, sums_before, with_chunks
 from windlass.planner.space.plan_space import PlanSpace
 from windlass.planner.space.stage_partition import balanced_partition
 from windlass.program import (
@@ -27,6 +27,7 @@ from windlass.schema import (
     Graph,
     Offload,
     Parallelism,
+    PipelineSchedule,
     Plan,
     Recompute,
     ShardingDegrees,
@@ -51,21 +52,19 @@ def plans_of(space: PlanSpace, pipeline: int, config: int) -> Iterator[Plan]:
     """The plans of one configuration on so many stages, each stage in one phase.
 
     Recompute modes do not distinguish plans of a single stage: in phases all layers are recomputed
-    except those of the last phase, whose backward passes follow at once. Nor do schedules: all
-    micro-batches pass one phase after the other. Offloaded state is shared by as many replicas as
-    offloaded parameters are.
+    except those of the last phase, whose backward passes follow at once. Of schedules there are
+    two: each phase is a model chunk of its own (`interleaved`), or each stage runs all of its own
+    before the next begins. Offloaded state is shared by as many replicas as offloaded parameters
+    are.
     """
-    request, table = space.request, space.table
+    table = space.table
     layer = table.modes[table.mode[config]]
-    if request.parallel.virtual_stages not in (None, 1):
-        return
     parallel = Parallelism(
         pipeline=pipeline,
         tensor=layer.tensor,
         data=int(table.data[config]),
         context=layer.context,
         expert=layer.expert,
-        schedule=request.parallel.schedule or "1f1b",
     )
     bounds = space.chunk_bounds(pipeline)
     modes = [
@@ -73,14 +72,15 @@ def plans_of(space: PlanSpace, pipeline: int, config: int) -> Iterator[Plan]:
         for compiled, mode in space.modes("1f1b", layer.precision, layer.tensor)
         if compiled == layer.compiled
     ]
-    for mode, (parameters, optimizer) in product(
+    for schedule, mode, (parameters, optimizer) in product(
+        phase_schedules(space, pipeline),
         modes[:1] if pipeline == 1 else modes,
         space.sharding_degrees(parallel.replicas, parallel.expert_degree),
     ):
         if parameters == optimizer:
             yield space.base.model_copy(
                 update={
-                    "parallel": parallel,
+                    "parallel": parallel.model_copy(update={"schedule": schedule}),
                     "precision": layer.precision,
                     "compile": layer.compiled,
                     "loss": layer.loss,
@@ -98,11 +98,23 @@ def plans_of(space: PlanSpace, pipeline: int, config: int) -> Iterator[Plan]:
 
 def phase_partitions(base: Plan, space: PlanSpace) -> Iterator[Plan]:
     """The plan in every number of phases that is open, most phases first; not offloaded yet."""
+    spans_stages = base.parallel.schedule == "interleaved"
     longest = max(stage.end_layer - stage.first_layer for stage in base.stages)
+    if spans_stages:
+        longest = space.graph.layers // base.parallel.pipeline
     counts = (longest, *(count for count in reversed(PHASES) if count < longest))
     parameters = tuple(kind.parameter_count for kind in space.graph.layer_kinds())
-    for count in counts if space.request.phases is None else (space.request.phases,):
-        if 1 < count <= longest:
+    pin = space.request.phases
+    if spans_stages and (chunks := space.request.parallel.virtual_stages) is not None:
+        pin = chunks if pin in (None, chunks) else 1
+    for count in counts if pin is None else (pin,):
+        if not 1 < count <= longest:
+            continue
+        if spans_stages:
+            phases = _phases(parameters, 0, count * base.parallel.pipeline)
+            mode = base.stages[0].recompute
+            stages = tuple(Stage.model_construct(phases=(each,), recompute=mode) for each in phases)
+        else:
             stages = tuple(
                 Stage.model_construct(
                     phases=_phases(
@@ -113,7 +125,7 @@ def phase_partitions(base: Plan, space: PlanSpace) -> Iterator[Plan]:
                 )
                 for stage in base.stages
             )
-            yield base.model_copy(update={"stages": stages})
+        yield with_chunks(base, stages)
 
 
 def with_state_on(plan: Plan, tier: str, *, activations: bool) -> Plan:
@@ -157,13 +169,13 @@ class OffloadedState:
 
     def __init__(self, space: PlanSpace) -> None:
         self._space, self._tiers = space, offload_tiers(space.machine)
-        self._before: dict[tuple[object, ...], tuple[Ints, Ints]] = {}
-        self._tables: dict[tuple[int, Recompute], PhaseTable | None] = {}
+        self._known: dict[tuple[object, ...], tuple[Ints, Ints]] = {}
+        self._tables: dict[tuple[object, ...], PhaseTable | None] = {}
         self._has_room: dict[tuple[object, ...], bool] = {}
 
     def table(self, base: Plan) -> PhaseTable | None:
         """The plan in every number of phases that is open, most phases first; None if in none."""
-        key = base.parallel.pipeline, base.stages[0].recompute
+        key = base.parallel.pipeline, base.parallel.schedule, base.stages[0].recompute
         if key not in self._tables:
             stages = [plan.stages for plan in phase_partitions(base, self._space)]
             offloaded = with_state_on(base, self._tiers[0].name, activations=False)
@@ -177,7 +189,10 @@ class OffloadedState:
 
         Such plans fit nowhere: activations that are offloaded come on top.
         """
-        table, key = self.table(base), (*state_key(base), base.stages[0].recompute)
+        parallel = base.parallel
+        table, key = self.table(base), (
+            *state_key(base), parallel.schedule, base.stages[0].recompute
+        )  # fmt: skip
         if table is not None and key not in self._has_room:
             self._has_room[key] = any(
                 (self.fullest_bytes(base, table, tier) <= tier.capacity_bytes).any()
@@ -194,37 +209,55 @@ class OffloadedState:
             base: what the plans share.
             table: the plans.
             tier: the tier of their state.
-            outputs: bytes of activations of all layers before each that are offloaded there too,
-                `[plan, layer + 1]`; None leaves them in device memory.
+            outputs: bytes of activations that are offloaded there too, `[phase]`; None leaves
+                them in device memory.
         """
-        before, waiting = self._bytes_before(base, tier)
-        is_first = table.begin == table.stage_begin
-        first, end = table.stage_begin[is_first], table.stage_end[is_first]
-        held = before[end] - before[first] + waiting[end] - waiting[table.resident_end[is_first]]
+        state, waiting = (sums[table.end] - sums[table.begin] for sums in self._before(base, tier))
+        held = state + np.where(table.stays, 0, waiting)
         if outputs is not None:
-            plan = table.plan[is_first]
-            held += outputs[plan, end] - outputs[plan, first]
-        return table.most(held, is_first)
+            held += outputs
+        return table.by_device(held).max(axis=1).astype(np.int64)
 
-    def _bytes_before(self, plan: Plan, tier: Tier) -> tuple[Ints, Ints]:
+    def _before(self, plan: Plan, tier: Tier) -> tuple[Ints, Ints]:
         """Bytes of state, and of gradients that wait for their update, of all layers before each.
 
         Layers of a stage's first phase, which stays in device memory, are updated at once.
         """
         key = (*state_key(plan), tier.name)
-        if key not in self._before:
+        if key not in self._known:
             plan, graph = with_state_on(plan, tier.name, activations=False), self._space.graph
             sizes = plan_state_sizes(plan, graph)
             known = {layer: offloaded_layer_bytes(plan, graph, layer) for layer in set(sizes)}
             state, gradients = sums_before(np.array([known[layer] for layer in sizes]).T)
-            self._before[key] = state, gradients if plan.defers_updates else 0 * gradients
-        return self._before[key]
+            self._known[key] = state, gradients if plan.defers_updates else 0 * gradients
+        return self._known[key]
 
 
 def state_key(plan: Plan) -> tuple[object, ...]:
     """What the model state of a plan depends on, beside its phases."""
-    # Gradients that are accumulated are float32.
-    return plan.parallel, plan.precision, plan.sharding, plan.batch.accumulation > 1
+    parallel = plan.parallel
+    return (
+        parallel.pipeline, parallel.tensor, parallel.data, parallel.context, parallel.expert,
+        plan.precision, plan.sharding,
+        plan.batch.accumulation > 1,  # accumulated gradients are float32
+    )  # fmt: skip
+
+
+def phase_schedules(space: PlanSpace, pipeline: int) -> tuple[PipelineSchedule, ...]:
+    """The orders in which the stages of a pipeline may run their phases."""
+    pins = space.request.parallel
+    named: tuple[PipelineSchedule, ...] = ("interleaved", "1f1b")
+    if pins.schedule is not None:
+        named = (pins.schedule,)
+    return tuple(
+        schedule
+        for schedule in named
+        if (
+            pipeline > 1 and pins.virtual_stages != 1
+            if schedule == "interleaved"
+            else pins.virtual_stages in (None, 1)
+        )
+    )
 
 
 @lru_cache(maxsize=4096)

@@ -16,6 +16,7 @@ from windlass.program import (
     master_weight_errors,
     moment_errors,
     offloaded_optimizer_errors,
+    phases_of_stage,
     recomputable_layers,
     sparse_state_errors,
     step_graph_errors,
@@ -157,7 +158,10 @@ def broken_pins(request: Request, plan: Plan) -> Iterator[tuple[str, str, str]]:
         "step_graph": (request.step_graph, bool(plan.step_graph)),
         "loss": (request.loss, plan.loss or "plain"),
         "attention": (request.attention, plan.attention or "flash"),
-        "phases": (request.phases, max(len(stage.phases) for stage in plan.stages)),
+        "phases": (
+            request.phases,
+            max(len(phases_of_stage(plan, stage)) for stage in range(plan.parallel.pipeline)),
+        ),
     }
     layers = request.recompute_layers
     if any(recomputable_layers(plan, stage) for stage in plan.stages):
@@ -258,10 +262,8 @@ def _excluding_pins(request: ResolvedRequest, machine: Machine) -> Iterator[tupl
     if request.recompute_layers is not None:
         yield f"`recompute_layers` = {show_recompute_layers(request.recompute_layers)}", again
     own = "phases have a schedule of their own, in which all micro-batches run through one phase"
-    if parallel.schedule in ("interleaved", "zero-bubble"):
-        yield f"`parallel.schedule` = {parallel.schedule}", own
-    elif parallel.virtual_stages not in (None, 1):
-        yield f"`parallel.virtual_stages` = {parallel.virtual_stages}", own
+    if parallel.schedule == "zero-bubble":
+        yield "`parallel.schedule` = zero-bubble", own
     if request.precision == "float64":
         yield "`precision` = float64", "float64 verifies plans in device memory"
     if any(offloaded_optimizer_errors(request.train.optimizer, machine.devices)):

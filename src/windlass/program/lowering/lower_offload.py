@@ -5,7 +5,9 @@ are prefetched. Backward runs in reverse: while a phase computes, the weights of
 are prefetched, and each layer's gradient is offloaded as soon as its last micro-batch has added to
 it. So weights are transferred once in each direction of a step, however many micro-batches it has.
 In a pipeline every stage does so: its first phase receives each micro-batch from the previous
-stage, its last phase sends it on.
+stage, its last phase sends it on. Where a stage has several model chunks, each receives and sends,
+and is a phase: all stages run one phase of theirs at a time, each a few micro-batches behind the
+one before, and none waits for all phases of another.
 
 Where replicas share weights, each prefetches its shard. A phase unshards its layers as it begins,
 so that only one phase is unsharded at a time, beside the shards of the next.
@@ -24,6 +26,7 @@ place of single layers.
 
 from collections.abc import Iterable, Iterator
 
+from windlass.program.device_mesh import chunks_of_stage
 from windlass.program.instruction import Instruction
 from windlass.program.lowering.insert_collectives import CollectiveInserter
 from windlass.program.phases import (
@@ -32,6 +35,7 @@ from windlass.program.phases import (
     offloaded_activation_layers,
     offloaded_gradient_layers,
     phase_needs,
+    phases_of_stage,
     resident_layers,
     trained_layers,
 )
@@ -60,12 +64,19 @@ def lower_offloaded_stage(
 class _OffloadedStage:
     def __init__(self, plan: Plan, graph: Graph, stage: int) -> None:
         self._plan = plan
-        self._phases = plan.stages[stage].phases
+        self._phases = phases_of_stage(plan, stage)
         self._last = len(self._phases) - 1
-        self._first_layer = plan.stages[stage].first_layer
-        self._end_layer = plan.stages[stage].end_layer
-        self._has_loss = self._end_layer == graph.layers
+        self._layers = graph.layers
+        self._begins = frozenset(plan.stages[i].first_layer for i in chunks_of_stage(plan, stage))
+        """Layers that take what another stage sends, but for the model's first."""
+        self._ends = frozenset(plan.stages[i].end_layer for i in chunks_of_stage(plan, stage))
+        self._has_loss = graph.layers in self._ends
         """Whether the stage ends the model: then the last phase's backward follows at once."""
+        chunks_take_turns = all(len(each.phases) == 1 for each in plan.stages)
+        self._lag = min(plan.parallel.pipeline, plan.batch.accumulation) - 1
+        """Passes by which the stage at the other end of the pipeline is behind."""
+        self._is_first = chunks_take_turns and stage == 0 and self._last > 0
+        self._is_last = chunks_take_turns and self._has_loss and self._last > 0
         self._micro_batches = range(plan.batch.accumulation)
         self._needs = phase_needs(plan, graph, stage)
         self._trained = trained_layers(plan, graph, stage)
@@ -127,6 +138,7 @@ class _OffloadedStage:
                 return
             for micro_batch in self._micro_batches:
                 yield from self._forward(phase, micro_batch)
+                yield from self._receive_ahead(phase, micro_batch)
             if phase < self._last:
                 later = (*self._needs[phase + 1 :], *self._backward_uses)
                 yield from self._free(self._used_again(self._only(phase, phase + 1), later))
@@ -164,6 +176,7 @@ class _OffloadedStage:
                     # Forward runs right before backward here, so that nothing has to be saved.
                     yield from self._forward(phase, micro_batch)
                 yield from self._backward(phase, micro_batch)
+                yield from self._receive_ahead(phase, micro_batch, backward=True)
             if phase > 0:
                 yield from self._free(self._freed_after_backward(phase))
 
@@ -211,29 +224,55 @@ class _OffloadedStage:
         for layer in layers:
             yield Instruction("free_weights", layer)
 
+    def _receive_ahead(
+        self, phase: int, micro_batch: int, *, backward: bool = False
+    ) -> Iterator[Instruction]:
+        """What the stage at the other end has sent by now for the phase after.
+
+        It is a few passes behind this one. Unless each is taken as it comes, it waits there.
+        """
+        if not (self._is_last if backward else self._is_first):
+            return
+        before, micro_batch = divmod(micro_batch - self._lag, len(self._micro_batches))
+        taking = phase - before - 1 if backward else phase + before + 1
+        if self._lowest <= taking < self._last if backward else 0 < taking <= self._last:
+            message = self._output(taking) if backward else self._input(taking)
+            if message is not None:
+                yield Instruction("receive", message, micro_batch)
+
+    def _input(self, phase: int) -> int | None:
+        """The layer whose output a phase takes from another stage; None if it takes none."""
+        first, _ = self._phases[phase]
+        return first - 1 if first in self._begins and first > 0 else None
+
+    def _output(self, phase: int) -> int | None:
+        """The layer whose output a phase sends to another stage; None if it sends none."""
+        _, end = self._phases[phase]
+        return end - 1 if end in self._ends and end < self._layers else None
+
     def _forward(self, phase: int, micro_batch: int) -> Iterator[Instruction]:
         first, end = self._phases[phase]
-        takes_targets = self._has_loss and self._first_layer > 0 and phase == self._last
+        takes_targets = self._has_loss and phase == self._last and 0 not in self._begins
         if first == 0 or takes_targets:
             yield Instruction("load_batch", None, micro_batch)
-        if first == self._first_layer and first > 0:
-            yield Instruction("receive", first - 1, micro_batch)
+        if (before := self._input(phase)) is not None and not self._is_first:
+            yield Instruction("receive", before, micro_batch)
         for layer in range(first, end):
             yield Instruction("forward", layer, micro_batch)
             if layer - 1 in self._offloaded_outputs:
                 yield Instruction("offload_activation", layer - 1, micro_batch)
-        if end == self._end_layer and not self._has_loss:
-            yield Instruction("send", end - 1, micro_batch)
+        if (after := self._output(phase)) is not None:
+            yield Instruction("send", after, micro_batch)
 
     def _backward(self, phase: int, micro_batch: int) -> Iterator[Instruction]:
         first, end = self._phases[phase]
-        if end == self._end_layer and not self._has_loss:
-            yield Instruction("receive", end - 1, micro_batch)
+        if (after := self._output(phase)) is not None and not self._is_last:
+            yield Instruction("receive", after, micro_batch)
         for layer in reversed(range(max(first, self._first_trained), end)):
             if layer - 1 in self._offloaded_outputs:
                 yield Instruction("reload_activation", layer - 1, micro_batch)
             if layer in self._recomputed:
                 yield Instruction("recompute", layer, micro_batch)
             yield Instruction("backward", layer, micro_batch)
-        if first == self._first_layer and first > self._first_trained:
-            yield Instruction("send", first - 1, micro_batch)
+        if (before := self._input(phase)) is not None and first > self._first_trained:
+            yield Instruction("send", before, micro_batch)

@@ -27,6 +27,9 @@ _TIED_KINDS = (
     "accumulate_tied_grads",
 )
 
+_OUTPUT_TRANSFERS = ("offload_activation", "reload_activation")
+"""What moves outputs between tiers, also those that came from another stage."""
+
 
 class InstructionEffects:
     """The effects of the instructions of one stage of a plan.
@@ -138,7 +141,7 @@ class InstructionEffects:
             return self._message(kind, layer, micro_batch)
         if kind in _TIED_KINDS:
             return self._tied_message(kind, layer)
-        if layer not in self.tensors.layer_set:
+        if layer not in self.tensors.layer_set and kind not in _OUTPUT_TRANSFERS:
             raise ValueError(f"layer {layer} is not on this stage")
         if micro_batch is None:
             return self._layer_effect(kind, layer)
