@@ -51,7 +51,7 @@ def _origins(planned: Planned, given: Mapping[str, str]) -> Iterator[ValueOrigin
 
 def _planned_value(plan: Plan, key: str) -> object:
     if key == "phases":
-        return max(len(stage.phases) for stage in plan.stages)
+        return plan.phase_count
     return None if key == "recompute_layers" else _value(plan, key)
 
 

@@ -155,7 +155,7 @@ def show_plan(plan: Plan) -> str:
     moments += "" if plan.moments == "float32" else f", moments in {plan.moments}"
     offloaded = plan.is_offloaded("optimizer") and not plan.is_offloaded("parameters")
     tier = f", optimizer state on {plan.offload.optimizer}" if offloaded else ""
-    phases = max(len(stage.phases) for stage in plan.stages)
+    phases = plan.phase_count
     recompute = describe_recompute(plan)
     if phases > 1:
         recompute = f"in {phases} phases, recomputes the layers of all but the last"

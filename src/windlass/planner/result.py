@@ -181,7 +181,7 @@ def request_values(plan: Plan) -> dict[str, str]:
         "recompute": plan.recompute,
         "recompute_layers": show_recompute_layers(recompute_layers(plan)),
         "batch.micro": plan.batch.micro,
-        "phases": len(plan.stages[0].phases),
+        "phases": plan.phase_count,
         "train.sequence": plan.batch.sequence,
     }
     return {key: str(value) for key, value in values.items()}

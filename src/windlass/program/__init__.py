@@ -117,7 +117,6 @@ from windlass.program.memory.values import (
 )
 from windlass.program.phases import (
     gradients_reuse_weight_space,
-    phases_of_stage,
 )
 from windlass.program.pipeline_schedules import (
     schedule_passes,
@@ -241,7 +240,6 @@ __all__ = [
     "parameter_shard_index",
     "pass_collective",
     "pass_ops",
-    "phases_of_stage",
     "plan_errors",
     "plan_layer_sizes",
     "plan_state_sizes",

@@ -16,7 +16,6 @@ from windlass.program.memory.optimizer_state import (
     offloaded_optimizer_errors,
     sparse_state_errors,
 )
-from windlass.program.phases import phases_of_stage
 from windlass.program.replicas.context_parallel import context_errors, context_run_errors
 from windlass.program.replicas.expert_parallel import expert_errors
 from windlass.program.replicas.zero_sharding import updates_per_shard
@@ -266,8 +265,7 @@ def _offload_errors(plan: Plan) -> Iterator[str]:
 def _phase_errors(plan: Plan) -> Iterator[str]:
     """Parameters are offloaded if and only if layers are in 2 or more phases."""
     parameters = plan.offload.parameters
-    phases = max(len(phases_of_stage(plan, stage)) for stage in range(plan.parallel.pipeline))
-    if plan.is_offloaded("parameters") and phases == 1:
+    if plan.is_offloaded("parameters") and plan.phase_count == 1:
         stages = "stages.0" if len(plan.stages) == 1 else "stages.*"
         yield (
             f"`offload.parameters` = {parameters} but `{stages}.phases` = 1: with all layers in "

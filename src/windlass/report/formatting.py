@@ -187,7 +187,7 @@ def describe_plan_recompute(plan: Plan) -> str:
 
 def describe_phases(plan: Plan) -> str:
     """The number of phases of the stage with most, and the tier of what is offloaded."""
-    phases = max(len(stage.phases) for stage in plan.stages)
+    phases = plan.phase_count
     if phases > 1:
         return (
             f"{phases} phases in turn, weights and optimizer state offloaded to "

@@ -296,6 +296,15 @@ class Plan(Document):
         return self.clip and self.is_offloaded("gradients")
 
     @property
+    def phase_count(self) -> int:
+        """Phases of the pipeline rank with most; 1 if it holds all of its layers at once."""
+        if not self.is_offloaded("parameters"):
+            return 1
+        ranks = self.parallel.pipeline
+        chunks = (self.stages[rank::ranks] for rank in range(ranks))
+        return max(sum(len(chunk.phases) for chunk in each) for each in chunks)
+
+    @property
     def recompute(self) -> Recompute:
         """The most that any stage recomputes."""
         modes: tuple[Recompute, ...] = get_args(Recompute)

@@ -261,7 +261,7 @@ def _measurements(
         parameters=graph.parameter_count,
         precision=plan.precision,
         moments=plan.moments,
-        phases=len(plan.stages[0].phases),
+        phases=plan.phase_count,
         tokens=step.tokens,
         device_bytes=PredictedMeasured(
             predicted=prediction.peaks[0].peak_bytes, measured=step.memory_bytes

@@ -217,7 +217,7 @@ def describe_plan(planned: Planned) -> str:
     """`2 x 4 x 256 bf16 compiled`: accumulation, micro-batch, sequence, and what is not default."""
     plan, parallel = planned.plan, planned.plan.parallel
     batch = plan.batch
-    phases = max(len(stage.phases) for stage in plan.stages)
+    phases = plan.phase_count
     words = [
         f"{batch.accumulation} x {batch.micro} x {batch.sequence}",
         {"bfloat16": "bf16", "float32": "fp32"}.get(plan.precision, plan.precision),

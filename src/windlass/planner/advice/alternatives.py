@@ -130,7 +130,7 @@ class _Search:
         fitting = self._fewest_dropped({})
         yield from fitting[:1]
         layers = space.graph.layers
-        count = max((len(way.plan.stages[0].phases) for way in fitting), default=layers)
+        count = max((way.plan.phase_count for way in fitting), default=layers)
         while count < layers:
             count = min(2 * count, layers)
             yield from self._fewest_dropped({"phases": count})[:1]
@@ -166,7 +166,7 @@ def _overrides(request: ResolvedRequest, way: _Alternative) -> Iterator[str]:
     """The plan's values for what defines its kind, and for the pins that were dropped."""
     plan, dropped, in_phases = way.plan, way.dropped, way.plan.is_offloaded("parameters")
     if in_phases:
-        yield f"phases={len(plan.stages[0].phases)}"
+        yield f"phases={plan.phase_count}"
         if request.recompute in ("none", "selective"):  # phases recompute layers in full
             yield "recompute=full"
     elif request.phases not in (None, 1):

@@ -22,7 +22,7 @@ from windlass.planner.space.phase_space import (
 )
 from windlass.planner.space.phase_table import with_chunks
 from windlass.planner.space.plan_space import PlanSpace
-from windlass.program import phases_of_stage, plan_errors
+from windlass.program import plan_errors
 from windlass.schema import DEVICE_TIER, BatchRequest, Plan, Tier
 from windlass.units import format_bytes
 
@@ -55,10 +55,9 @@ class ClosestPlan:
 def shortfall(closest: ClosestPlan, space: PlanSpace, budget_bytes: int) -> tuple[str, ...]:
     """What the nearest plan in phases lacks, and what would help, a sentence each."""
     parallel = closest.plan.parallel
-    phases = max(len(phases_of_stage(closest.plan, stage)) for stage in range(parallel.pipeline))
     lacks = (
-        f"in {phases} phases a stage, PP={parallel.pipeline} TP={parallel.tensor} "
-        f"DP={parallel.data} FSDP={closest.plan.sharding.parameters}, micro-batch "
+        f"in {closest.plan.phase_count} phases a stage, PP={parallel.pipeline} "
+        f"TP={parallel.tensor} DP={parallel.data} FSDP={closest.plan.sharding.parameters}, micro-batch "
         f"{closest.plan.batch.micro}: {' and '.join(_missing_bytes(closest, budget_bytes))}"
     )
     return lacks, *_suggestions(closest, space, budget_bytes)

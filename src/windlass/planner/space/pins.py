@@ -16,7 +16,6 @@ from windlass.program import (
     master_weight_errors,
     moment_errors,
     offloaded_optimizer_errors,
-    phases_of_stage,
     recomputable_layers,
     sparse_state_errors,
     step_graph_errors,
@@ -158,10 +157,7 @@ def broken_pins(request: Request, plan: Plan) -> Iterator[tuple[str, str, str]]:
         "step_graph": (request.step_graph, bool(plan.step_graph)),
         "loss": (request.loss, plan.loss or "plain"),
         "attention": (request.attention, plan.attention or "flash"),
-        "phases": (
-            request.phases,
-            max(len(phases_of_stage(plan, stage)) for stage in range(plan.parallel.pipeline)),
-        ),
+        "phases": (request.phases, plan.phase_count),
     }
     layers = request.recompute_layers
     if any(recomputable_layers(plan, stage) for stage in plan.stages):

@@ -11,7 +11,13 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from windlass.program import MeshCoord, gradient_scatter_group, parameter_gather_group, rank_of
+from windlass.program import (
+    MeshCoord,
+    chunks_of_stage,
+    gradient_scatter_group,
+    parameter_gather_group,
+    rank_of,
+)
 from windlass.report.figures.svg import STAGE_COLOURS, element, svg_document, text_label, tooltip
 from windlass.report.formatting import (
     describe_coord,
@@ -162,8 +168,8 @@ def _column_heads(layout: _Layout) -> Iterator[str]:
 def _stage_lines(plan: Plan, stage: int) -> Iterator[str]:
     """The layers of a stage, and its number of phases."""
     yield describe_layers(plan, stage)
-    phases = len(plan.stages[stage].phases)
-    if phases > 1:
+    phases = sum(len(plan.stages[chunk].phases) for chunk in chunks_of_stage(plan, stage))
+    if phases > 1 and plan.is_offloaded("parameters"):
         yield f"in {phases} phases"
 
 
