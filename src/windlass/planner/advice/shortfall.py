@@ -57,8 +57,9 @@ def shortfall(closest: ClosestPlan, space: PlanSpace, budget_bytes: int) -> tupl
     parallel = closest.plan.parallel
     lacks = (
         f"in {closest.plan.phase_count} phases a stage, PP={parallel.pipeline} "
-        f"TP={parallel.tensor} DP={parallel.data} FSDP={closest.plan.sharding.parameters}, micro-batch "
-        f"{closest.plan.batch.micro}: {' and '.join(_missing_bytes(closest, budget_bytes))}"
+        f"TP={parallel.tensor} DP={parallel.data} FSDP={closest.plan.sharding.parameters}, "
+        f"micro-batch {closest.plan.batch.micro}: "
+        f"{' and '.join(_missing_bytes(closest, budget_bytes))}"
     )
     return lacks, *_suggestions(closest, space, budget_bytes)
 
