@@ -115,7 +115,7 @@ def test_interleaved_stages_work_with_offloaded_optimizer_state(pool: RankPool) 
     [
         {"pipeline": 2, "virtual_stages": 3, "data": 2, "sharding": (2, 2)},
         {"pipeline": 2, "virtual_stages": 2, "tensor": 2, "offload": OFFLOADED[1]},
-        slow({"pipeline": 4, "virtual_stages": 2, "clip": False}),
+        slow({"pipeline": 3, "virtual_stages": 2, "clip": False}),
     ],
     ids=str,
 )
