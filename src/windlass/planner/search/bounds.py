@@ -16,6 +16,7 @@ import numpy as np
 from windlass.cost import ArrayClock, Floats, Ints, PipelineShape, waiting_microbatches
 from windlass.planner.space.phase_space import phase_schedules
 from windlass.planner.space.plan_space import PipelineOption, PlanSpace
+from windlass.planner.space.stage_partition import LayerRanges, balanced_partition
 from windlass.schema import DEVICE_TIER, Precision
 
 _ANY_SHARDS = 2
@@ -92,24 +93,23 @@ class ConfigBounds:
         A stage sends nothing on before all micro-batches have passed all of its phases but the
         last, and nothing back before they have passed all but the first backward. So each layer's
         forward or backward passes have the time of no other stage's. All layers but those of the
-        last phase of their stage are recomputed. Where phases may span the stages of a pipeline
-        none of that holds.
+        last phase of their stage are recomputed. Where phases span all stages, those before the
+        last phase of any are, and stages work at once.
         """
         seconds = self.passes(pipelines, configs)
-        several = [
-            each
-            for each in np.unique(pipelines).tolist()
-            if "interleaved" in phase_schedules(self._space, each)
-        ]
-        near = np.flatnonzero((seconds < below_seconds) & ~np.isin(pipelines, several))
+        near = np.flatnonzero(seconds < below_seconds)
         keys, place = np.unique(self._priced(configs[near], recomputes=True), return_inverse=True)
         forward, both = (np.diff(self._before[at, keys]) for at in (0, 1))
         way = np.minimum(forward, both - forward).sum(axis=1)[place]
         way *= self._table.accumulation[configs[near]] * (pipelines[near] > 1)
         for pipeline in np.unique(pipelines[near]).tolist():
             own = pipelines[near] == pipeline
-            stages = self.phase_stages(pipeline, configs[near][own])
-            seconds[near[own]] = np.maximum(way[own], stages.max(axis=1))
+            schedules, least = phase_schedules(self._space, pipeline), np.full(own.sum(), inf)
+            if schedules != ("interleaved",):
+                least = np.maximum(way[own], self.phase_stages(pipeline, configs[near][own]).max(1))
+            if "interleaved" in schedules:
+                least = np.minimum(least, self.spanning_passes(pipeline, configs[near][own]))
+            seconds[near[own]] = least
         seconds[near] *= self._pace(pipelines[near], configs[near])
         return seconds
 
@@ -122,6 +122,26 @@ class ConfigBounds:
         passes += again[:, turns] - again[:, bounds[:-1]]
         count = self._table.accumulation[configs, None]
         return np.asarray(count * passes[place] + (count - 1) * added[place])
+
+    def spanning_passes(self, pipeline: int, configs: Ints) -> Floats:
+        """Seconds of passes of plans whose phases span all stages, spread evenly, `[item]`.
+
+        The last phases of all stages have no more parameters than as many times the largest of two
+        phases a stage.
+        """
+        keys, place = np.unique(self._priced(configs, recomputes=True), return_inverse=True)
+        before = self._parameters[0]
+        chunks = min(2 * pipeline, len(before) - 1)
+        most = max(before[end] - before[begin] for begin, end in self._partition(chunks))
+        turn = int((before[-1] - before <= pipeline * most).argmax())
+        _, both, sums, again = self._before[:, keys]
+        passes, added = (both[:, -1] + again[:, turn])[place], sums[:, -1][place]
+        count = self._table.accumulation[configs]
+        return np.asarray((count * passes + (count - 1) * added) / pipeline)
+
+    def _partition(self, chunks: int) -> LayerRanges:
+        """The layers in chunks of which the largest has as few parameters as possible."""
+        return balanced_partition(tuple(np.diff(self._parameters[0]).tolist()), chunks)
 
     def turns(self, pipeline: int) -> Ints:
         """First layer of each stage that may not be recomputed in phases, `[stage]`.

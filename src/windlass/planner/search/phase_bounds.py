@@ -378,4 +378,4 @@ def min_step_seconds(
     else:
         stages += updates + gradients
     stages = np.maximum(stages, table.by_device(reductions))
-    return np.maximum(np.bincount(row, way, len(table.stages)), stages.max(axis=1))
+    return np.asarray(np.maximum(np.bincount(row, way, len(table.stages)), stages.max(axis=1)))

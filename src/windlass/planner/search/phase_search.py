@@ -165,7 +165,7 @@ class _PhaseSearch:
         graph, machine = self._space.graph, self._space.machine
         nearest, bounds = offload_tiers(machine)[0].name, self._bounds
         passes = bounds.phase_stages(shape.pipeline, np.array([shape.config]))[0]
-        even = bounds.passes(np.array([shape.pipeline]), np.array([shape.config]))[0]
+        even = bounds.spanning_passes(shape.pipeline, np.array([shape.config]))[0]
         begins = np.array(self._space.chunk_bounds(shape.pipeline))
         turns = bounds.turns(shape.pipeline)
         for base in plans_of(self._space, *shape):

@@ -216,7 +216,7 @@ class OffloadedState:
         held = state + np.where(table.stays, 0, waiting)
         if outputs is not None:
             held += outputs
-        return table.by_device(held).max(axis=1).astype(np.int64)
+        return np.asarray(table.by_device(held).max(axis=1), dtype=np.int64)
 
     def _before(self, plan: Plan, tier: Tier) -> tuple[Ints, Ints]:
         """Bytes of state, and of gradients that wait for their update, of all layers before each.

@@ -99,7 +99,7 @@ class PhaseTable:
     @property
     def stays(self) -> Bools:
         """Whether it is the first of its device, whose weights stay between steps, `[phase]`."""
-        return self.begin == self.resident_begin
+        return np.asarray(self.begin == self.resident_begin)
 
     def most(self, values: Numbers) -> Numbers:
         """The largest value of each plan's phases, `[plan]`."""
