@@ -16,7 +16,7 @@ import numpy as np
 from windlass.cost import ArrayClock, Floats, Ints, PipelineShape, waiting_microbatches
 from windlass.planner.space.phase_space import phase_schedules
 from windlass.planner.space.plan_space import PipelineOption, PlanSpace
-from windlass.planner.space.stage_partition import LayerRanges, balanced_partition
+from windlass.planner.space.stage_partition import balanced_partition
 from windlass.schema import DEVICE_TIER, Precision
 
 _ANY_SHARDS = 2
@@ -62,6 +62,7 @@ class ConfigBounds:
         """Seconds of one micro-batch in all layers before each: forward passes, all passes,
         additions of gradients and full recompute, `[4, key, layer]`."""
         self._products = cache(self._product_seconds)
+        self.turns, self._spanning_turn = cache(self._find_turns), cache(self._find_spanning_turn)
 
     def products(self, pipelines: Ints) -> Floats:
         """Seconds of matrix products alone, `[pipeline, config]`; infinite on too few devices."""
@@ -130,20 +131,21 @@ class ConfigBounds:
         phases a stage.
         """
         keys, place = np.unique(self._priced(configs, recomputes=True), return_inverse=True)
-        before = self._parameters[0]
-        chunks = min(2 * pipeline, len(before) - 1)
-        most = max(before[end] - before[begin] for begin, end in self._partition(chunks))
-        turn = int((before[-1] - before <= pipeline * most).argmax())
+        turn = self._spanning_turn(pipeline)
         _, both, sums, again = self._before[:, keys]
         passes, added = (both[:, -1] + again[:, turn])[place], sums[:, -1][place]
         count = self._table.accumulation[configs]
         return np.asarray((count * passes + (count - 1) * added) / pipeline)
 
-    def _partition(self, chunks: int) -> LayerRanges:
-        """The layers in chunks of which the largest has as few parameters as possible."""
-        return balanced_partition(tuple(np.diff(self._parameters[0]).tolist()), chunks)
+    def _find_spanning_turn(self, pipeline: int) -> int:
+        """First layer that may not be recomputed in phases that span all stages."""
+        before = self._parameters[0]
+        chunks = min(2 * pipeline, len(before) - 1)
+        partition = balanced_partition(tuple(np.diff(before).tolist()), chunks)
+        most = max(before[end] - before[begin] for begin, end in partition)
+        return int((before[-1] - before <= pipeline * most).argmax())
 
-    def turns(self, pipeline: int) -> Ints:
+    def _find_turns(self, pipeline: int) -> Ints:
         """First layer of each stage that may not be recomputed in phases, `[stage]`.
 
         A stage is divided so that its largest phase has as few parameters as possible. In more
