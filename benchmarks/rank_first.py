@@ -79,7 +79,8 @@ def main() -> None:
         print(
             f"{table.name}: {near} of {len(losses)} jobs within {100 * ALLOWED:.0f} %", flush=True
         )
-        print("\n".join(_misses(losses)))
+        for miss in _misses(losses):
+            print(miss)
         if options.keep:
             worst = max(loss for loss, *_ in losses)
             append_row(

@@ -9,6 +9,7 @@ add to the fastest one: the margin's share of the communication that it waits fo
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import inf
 
 from windlass.planner.result import EvaluatedPlan, run_seconds, with_budget
 from windlass.planner.search.evaluate import evaluate
@@ -39,9 +40,15 @@ def plan_to_queue(
     roomy_bytes = _roomy_bytes(space, best, margin)
     safe = [item for item in (best, *rivals) if item[1].peaks[0].peak_bytes <= roomy_bytes]
     if best not in safe:
-        found = fastest_plans(space, min(budget_bytes, roomy_bytes), clock=fastest.clock).best
+        steps = space.request.train.steps
+        # Only what is faster than the runners-up that leave the margin is looked for.
+        below = min((run_seconds(each, steps) / steps for _, each in safe), default=inf)
+        found = fastest_plans(
+            space, min(budget_bytes, roomy_bytes), clock=fastest.clock, below_seconds=below
+        ).best
         capacity_bytes = best[1].peaks[0].capacity_bytes
-        safe = [(plan, with_budget(each, capacity_bytes)) for plan, each in found[:1]] + safe
+        safe += [(plan, with_budget(each, capacity_bytes)) for plan, each in found[:1]]
+        safe.sort(key=lambda item: run_seconds(item[1], steps))
     return _least_on_slower_links(space, safe, margin) if safe else best
 
 
