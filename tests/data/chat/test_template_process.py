@@ -188,3 +188,15 @@ def test_values_that_json_does_not_hold_are_shown_as_text():
     messages = [{"role": "user", "content": "a", "day": dt.date(2020, 1, 2)}]
     template = ChatTemplate(name="`t`", source="{{ messages[0].day }}", special_tokens={})
     assert template.render(messages).text == "2020-01-02"
+
+
+def test_without_transformers_one_sentence_names_the_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "transformers.py").write_text("raise ImportError('absent')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(DataError) as caught:
+        TemplateProcess(LIMITS).render("", [])
+    assert str(caught.value) == (
+        "chat templates need the package `transformers`; install `windlass[hf]`"
+    )

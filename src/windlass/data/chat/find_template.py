@@ -1,11 +1,12 @@
 """Finds the chat template of a tokenizer, or the one that stands in for it."""
 
 from collections.abc import Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from windlass.atomic_files import read_regular_file
-from windlass.data.chat.chat_template import ChatTemplate
+from windlass.data.chat.chat_template import ChatTemplate, tells_date
 from windlass.data.chat.template_process import TemplateFault
 from windlass.data.tokenizer import END_OF_TEXT, load_tokenizer
 from windlass.data.tokenizer_folder import (
@@ -82,6 +83,8 @@ def find_chat_template(
         special.setdefault("eos_token", str(loaded.backend.id_to_token(loaded.end_of_text)))
         added = tuple(each.content for each in loaded.backend.get_added_tokens_decoder().values())
     special.setdefault("eos_token", END_OF_TEXT)
+    if date is None and tells_date(source):
+        date = datetime.now().astimezone().date().isoformat()
     template = ChatTemplate(
         name=name, source=source, special_tokens=special, variables=variables or {}, date=date,
         added_tokens=added,
