@@ -107,7 +107,7 @@ class Chunk(nn.Module):
         if self._sends:
             return x if x.requires_grad else x.requires_grad_()
         self._data.losses[number] = x.detach()
-        return x.reshape(1, -1)
+        return x.reshape(1, -1).clone()  # FSDP warns of views, which it must not be given
 
 
 def _key(name: str) -> str:
