@@ -48,6 +48,7 @@ from windlass.models.transformers_models.build_model import (
     model_call,
 )
 from windlass.models.transformers_models.stored_weights import names_in_model, open_stored
+from windlass.models.transformers_models.tp_rules import with_model_rules
 from windlass.models.user_model import build_user_model, call_model_function
 from windlass.schema import LoraRequest, SparsityRequest, is_users_own
 
@@ -243,7 +244,8 @@ def _transformers_stack(
         model, name, max_sequence=max_sequence(model), input_shape=call.examples,
         sharding_rules=sharding_rules, call=call,
     )  # fmt: skip
-    stack = replace(_with_mask_file(stack, others[0]), draw=partial(draw_weights, model))
+    stack = with_model_rules(_with_mask_file(stack, others[0]), model)
+    stack = replace(stack, draw=partial(draw_weights, model))
     folder = find_model_folder(name).weights
     if folder is None or weightless:
         return stack

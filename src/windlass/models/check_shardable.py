@@ -76,7 +76,8 @@ def _layer_errors(stack: LayerStack, index: int, tp_rank: TensorParallelRank) ->
     if tp_rank.columns > 1 and any(isinstance(each, Adapted) for each in layer.modules()):
         return ["adapters are not cut over a grid of ranks; set `parallel.tensor` to one number"]
     if not sharding.rules and not sharding.is_first and not isinstance(layer, _TOKENWISE):
-        return [f"no rule says how a `{type(layer).__name__}` is sharded; {_RULES_HINT}"]
+        why = f", because {stack.unshardable}" if stack.unshardable else ""
+        return [f"no rule says how a `{type(layer).__name__}` is sharded{why}; {_RULES_HINT}"]
     last = index == len(stack.layers) - 1
     errors: list[str] = []
     for path, rule in sharding.rules.items():

@@ -87,6 +87,8 @@ class LayerStack:
     sharding_rules: Mapping[str, ShardingRule] = field(default_factory=dict)
     """Tensor-parallel rules by pattern of full module names, in addition to those that modules
     define themselves; `*` matches one name between dots."""
+    unshardable: str | None = None
+    """Why the model's own plan of its shards is not taken; None if it has none, or it is."""
     mask_file: Path | None = None
     """File with the masks of sparse layers; None draws them with the weights."""
     weights: WeightSource | None = None

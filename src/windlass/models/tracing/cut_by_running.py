@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from windlass.models.inspection.layer_kinds import same_modules
 from windlass.models.tracing.module_run import ModelCall, ModuleRun
 from windlass.models.tracing.prove_layers import prove_layers
-from windlass.models.tracing.skeleton import Skeleton
+from windlass.models.tracing.skeleton import BlockInSkeleton, Skeleton
 
 _BEFORE, _AFTER = "embeddings", "head"
 """Names of the layers around the blocks, if they are no single module."""
@@ -69,19 +69,6 @@ class EndLayer(nn.Module):
         return self.skeleton[0].outputs(modules, x)
 
 
-class _BlockInSkeleton(nn.Module):
-    """A block around which the code of its module runs."""
-
-    skeleton: tuple[Skeleton]
-    """In a tuple, so that it is no part of the block."""
-    index: int
-    """Place of the block in whose slot it runs: the first of its kind."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Maps `[b s d]` to `[b s d]`."""
-        return self.skeleton[0].hidden_after(super().forward, self.index, x)
-
-
 def _blocks(
     blocks: Mapping[str, nn.Module], skeleton: Skeleton, run: ModuleRun, call: ModelCall
 ) -> Iterator[tuple[str, nn.Module]]:
@@ -101,9 +88,9 @@ def _blocks(
             place = index
         own = type(block)
         if own not in classes:
-            classes[own] = type(own.__name__, (_BlockInSkeleton, own), {})
+            classes[own] = type(own.__name__, (BlockInSkeleton, own), {})
         layer = nn.Module.__new__(classes[own])
-        vars(layer).update(vars(block), skeleton=(skeleton,), index=place)
+        vars(layer).update(vars(block), skeleton=(skeleton,), index=place, token_ranks=1)
         yield path, layer
 
 

@@ -188,19 +188,23 @@ class Skeleton:
         """Itself: it has no weights, and copies of a layer run the same code."""
         return self
 
-    def hidden_after(self, block: Callable[..., Any], index: int, x: Tensor) -> Tensor:
+    def hidden_after(
+        self, block: Callable[..., Any], index: int, x: Tensor, token_ranks: int = 1
+    ) -> Tensor:
         """The hidden state that arrives at the next block, or after the last one.
 
         Args:
             block: runs the block.
             index: its index.
             x: the hidden state before it.
+            token_ranks: ranks of which each has an equal part of the sequence.
         """
         model, slots, blocks = self._on(x)
-        self._size(slots, x, x.shape)
+        tokens = self._dummy(x, token_ranks)
+        self._size(slots, x, (x.shape[0], x.shape[1] * token_ranks))
         frame = blocks[index]
         frame.given, frame.call = x, block
-        self._inner.run(model, self._dummy(x))
+        self._inner.run(model, tokens)
         is_last = index + 1 == len(blocks)
         result = self._present(frame.left if is_last else blocks[index + 1].arrived)
         self._clear(slots, blocks)
@@ -260,18 +264,34 @@ class Skeleton:
         self._clear(*self._slots[device])
         return model, *self._slots[device]
 
-    def _dummy(self, x: Tensor) -> Tensor:
+    def _dummy(self, x: Tensor, token_ranks: int = 1) -> Tensor:
         """What stands for the input of the model where its numbers do not count."""
         if self._examples is not None:
             return torch.zeros((), dtype=x.dtype, device=x.device).expand(
                 x.shape[0], *self._examples
             )
-        return torch.zeros(x.shape[:2], dtype=torch.int64, device=x.device)
+        sizes = (x.shape[0], x.shape[1] * token_ranks)
+        return torch.zeros(sizes, dtype=torch.int64, device=x.device)
 
-    def _size(self, slots: Mapping[str, Frame], like: Tensor, sizes: torch.Size) -> None:
+    def _size(self, slots: Mapping[str, Frame], like: Tensor, sizes: tuple[int, ...]) -> None:
         for frame in slots.values():
             frame.like, frame.sizes = like, (sizes[0], sizes[1])
 
     def _clear(self, slots: Mapping[str, Frame], blocks: tuple[Frame, ...]) -> None:
         for frame in (*slots.values(), *blocks):
             frame.clear()
+
+
+class BlockInSkeleton(nn.Module):
+    """A block around which the code of its module runs."""
+
+    skeleton: tuple[Skeleton]
+    """In a tuple, so that it is no part of the block."""
+    index: int
+    """Place of the block in whose slot it runs: the first of its kind."""
+    token_ranks: int
+    """Ranks that share the tokens of a sequence outside of attention and feed-forward."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Maps `[b s d]` to `[b s d]`."""
+        return self.skeleton[0].hidden_after(super().forward, self.index, x, self.token_ranks)

@@ -7,7 +7,7 @@ from windlass.api.objects import model_arguments
 from windlass.api.plan import Planned
 from windlass.cost import predict_time
 from windlass.errors import PlanError
-from windlass.models import is_causal, predicts_pairs
+from windlass.models import is_causal, predicts_pairs, runs_by_transformers
 from windlass.schema import is_users_own
 
 if TYPE_CHECKING:
@@ -182,9 +182,11 @@ def _require_packable(planned: Planned) -> None:
         PlanError: the model is the user's own, or predicts each next token of plain text.
     """
     request = planned.request
-    if planned.objects.names or is_users_own(request.model.name):
+    name = request.model.name
+    if planned.objects.names or is_users_own(name) or runs_by_transformers(name):
+        whose = "of transformers" if runs_by_transformers(name) else "of your own"
         raise PlanError(
-            "`data.packing` needs attention that keeps documents apart, and a model of your own is "
+            f"`data.packing` needs attention that keeps documents apart, and a model {whose} is "
             "called with its input alone; leave `data.packing` out, or take a catalogue model"
         )
     if request.data.format == "text" and is_causal(request.model.name):
