@@ -13,6 +13,7 @@ from tiny_transformers import ARCHITECTURES, tiny_folder, tiny_input, tiny_model
 from windlass.errors import InputErrors, ModelError
 from windlass.models.build import build_layer_stack, layer_stack_of
 from windlass.models.catalog import is_causal
+from windlass.models.check_shardable import sharding_errors
 from windlass.models.layer_stack import LayerStack, materialize_layer
 from windlass.models.transformers_models.export_model import transformers_layout
 
@@ -176,3 +177,34 @@ def test_a_folder_is_written_back_as_it_was_read(model_type: str, tmp_path: Path
 
     assert written.keys() == stored.keys()
     assert all(torch.equal(written[name], stored[name]) for name in stored)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "reason"),
+    [
+        ("smollm3", None),
+        ("olmo2", r"q_proj` as `colwise_gather_output`, which is not known here"),
+        ("stablelm", "has no `base_model_tp_plan` for its blocks"),
+    ],
+)
+def test_a_plan_of_shards_is_taken_or_its_style_named(
+    model_type: str, reason: str | None, tmp_path: Path
+):
+    name, _ = tiny_folder(model_type, tmp_path)
+
+    errors = sharding_errors(build_layer_stack(name, {}, device="meta"), 2)
+
+    assert not errors if reason is None else reason in errors[0]
+
+
+def test_one_file_counts_before_an_index_as_in_transformers(tmp_path: Path):
+    name, model = tiny_folder("olmo2", tmp_path)
+    other = {key: tensor + 1 for key, tensor in load_file(tmp_path / "model.safetensors").items()}
+    save_file(other, tmp_path / "shard.safetensors")
+    index = {"weight_map": dict.fromkeys(other, "shard.safetensors")}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+
+    layer = materialize_layer(build_layer_stack(name, {}, device="meta"), 0, seed=0, device="cpu")
+
+    loaded = type(model).from_pretrained(tmp_path)
+    assert torch.equal(layer.weight, loaded.get_input_embeddings().weight)

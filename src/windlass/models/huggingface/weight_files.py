@@ -47,10 +47,11 @@ def list_tensors(folder: Path) -> dict[str, StoredTensor]:
         ModelError: there are none in safetensors, or a file cannot be read.
         InputErrors: the index and the files disagree, or a tensor stands in two of them.
     """
-    if (folder / INDEX_FILE).is_file():
-        return _list_shards(folder)
+    # In the order in which transformers looks for them.
     if (folder / WEIGHTS_FILE).is_file():
         return list_file(folder / WEIGHTS_FILE)
+    if (folder / INDEX_FILE).is_file():
+        return _list_shards(folder)
     pickles = sorted(path.name for pattern in _PICKLES for path in folder.glob(pattern))
     if pickles:
         raise ModelError(
