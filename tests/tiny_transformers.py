@@ -44,7 +44,7 @@ WRITERS = (
     "smollm3", "stablelm", "starcoder2", "helium", "ernie4_5", "seed_oss", "arcee", "dots1",
 )  # fmt: skip
 READERS = ("roberta", "xlm-roberta", "electra", "deberta-v2", "distilbert")
-IMAGES = ("dinov2", "deit", "ijepa")
+IMAGES = ("dinov2", "ijepa")
 ARCHITECTURES = (*WRITERS, *READERS, *IMAGES)
 """Those that no table of ours knows, by `model_type`."""
 

@@ -231,15 +231,15 @@ def _transformers_stack(
         ModelError: transformers is not installed, or cannot build it; it cannot be cut.
         InputErrors: every tensor of its folder that does not fit.
     """
-    if arguments:
-        keys = " and ".join(f"`model.{key}`" for key in arguments)
+    model = build_pretrained(name)
+    _make_trainable(model, name, *others, seed=seed)
+    call = model_call(model, len(find_blocks(model, name)))
+    if other := [key for key in arguments if (key, arguments[key]) != (_SIZE, call.examples)]:
+        keys = " and ".join(f"`model.{key}`" for key in other)
         raise ModelError(
             f"`{name}` runs by the code of transformers, in the shape of its `config.json`, which "
             f"{keys} would change; change a copy of that file"
         )
-    model = build_pretrained(name)
-    _make_trainable(model, name, *others, seed=seed)
-    call = model_call(model, len(find_blocks(model, name)))
     stack = layer_stack_from_module(
         model, name, max_sequence=max_sequence(model), input_shape=call.examples,
         sharding_rules=sharding_rules, call=call,

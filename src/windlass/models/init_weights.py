@@ -54,6 +54,7 @@ def init_from_seed(
             # The base is read, and drawing it would take longer than reading it.
             _replace_by_empty(real, [each for each in names if each in empty])
             key, method = f"{full_name}.lora", "reset_adapter"
+        kept = [each for each in submodule.named_buffers(recurse=False) if not each[1].is_meta]
         submodule.to_empty(device="cpu", recurse=False)
         reset = getattr(submodule, method, None)
         if draw is not None and method == "reset_parameters":
@@ -65,6 +66,8 @@ def init_from_seed(
             )
         with keyed_generator(seed, key):
             reset()
+        for leaf, buffer in kept:  # computed already
+            submodule.get_buffer(leaf).copy_(buffer)
         _replace_by_empty(real, [each for each in names if each in empty])
     return real
 

@@ -87,6 +87,7 @@ def replace_dropout(layer: nn.Module) -> tuple[str, ...]:
     for path, module in dropouts:
         parent, _, name = path.rpartition(".")
         replacement: nn.Module = nn.Identity()
+        vars(replacement)["p"] = module.p  # code around it may ask for its rate
         if module.p > 0:
             shard = module.shard if isinstance(module, ShardedDropout) else None
             replacement = KeyedDropout(module.p, len(keyed), shard)

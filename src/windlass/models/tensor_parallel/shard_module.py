@@ -67,7 +67,6 @@ from windlass.models.tensor_parallel.sparse_shards import (
     is_sparse,
     shard_sparse_module,
 )
-from windlass.models.tracing.skeleton import BlockInSkeleton
 
 _SHARDED_LINEARS: dict[ShardingStyle, type[nn.Linear]] = {
     "column": GridColumnLinear,
@@ -95,8 +94,8 @@ def shard_layer(
         last: whether the loss follows the layer.
     """
     local = meta_copy(layer)
-    if isinstance(local, BlockInSkeleton):
-        local.token_ranks = tp_rank.rows
+    if "token_ranks" in vars(local):  # positions around the block are those of all tokens
+        vars(local)["token_ranks"] = tp_rank.rows
     shards = param_shards(layer, sharding, tp_rank)
     _replace_parameters(local, shards)
     for path, rule in sharding.rules.items():

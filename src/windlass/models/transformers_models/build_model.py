@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from windlass.errors import ModelError, shorten
 from windlass.models.huggingface.model_folder import ModelFolder, find_model_folder
@@ -141,12 +141,37 @@ def draw_weights(model: Any, module: nn.Module) -> None:  # noqa: ANN401
 
 
 def fill_buffers(model: Any) -> None:  # noqa: ANN401
-    """Gives modules without weights their buffers, if they have no numbers yet."""
+    """Gives buffers that no file has their numbers, if they have none yet.
+
+    Raises:
+        ModelError: the model computes one in no place that it has for that.
+    """
+    made: dict[str, Tensor] = {}
+    for path, module in model.named_modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            if buffer.is_meta and name in module._non_persistent_buffers_set:  # noqa: SLF001
+                new = torch.full_like(buffer, _unset(buffer), device="cpu")
+                made[f"{path}.{name}" if path else name] = new
+                setattr(module, name, new)
+    if not made:
+        return
+    # A module may compute buffers of those inside of it; weights on the meta device cost nothing.
     for module in model.modules():
-        buffers = list(module.buffers(recurse=False))
-        if not any(True for _ in module.parameters()) and any(each.is_meta for each in buffers):
-            module.to_empty(device="cpu", recurse=False)
-            draw_weights(model, module)
+        draw_weights(model, module)
+    for name, buffer in made.items():
+        is_set = ~buffer.isnan() if buffer.is_floating_point() else buffer != _unset(buffer)
+        if buffer.dtype != torch.bool and not is_set.all():
+            raise ModelError(
+                f"buffer `{name}` of `{type(model).__name__}` is in no file, and its "
+                "`_init_weights` does not compute it"
+            )
+
+
+def _unset(buffer: Tensor) -> float | int | bool:
+    """A number that no buffer has."""
+    if buffer.is_floating_point():
+        return float("nan")
+    return False if buffer.dtype == torch.bool else torch.iinfo(buffer.dtype).min
 
 
 def _configuration(folder: ModelFolder, content: Mapping[str, Any]) -> Any:  # noqa: ANN401
