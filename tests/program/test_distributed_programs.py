@@ -148,7 +148,8 @@ def _turns(plan: Plan, graph: Graph, stage: int, layer: int) -> int:
     if not plan.is_offloaded("parameters"):
         return 1
     tied_owners = tied_owner_layers(graph)
-    phases = plan.stages[stage].phases
+    chunks = plan.stages[stage :: plan.parallel.pipeline]
+    phases = [phase for chunk in chunks for phase in chunk.phases]
     used, used_backward = (
         [
             any(layer == at or layer in tied_owners[at] for at in range(max(begin, front), end))
