@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+import windlass
 from validation.made_tables import BERT, run_of
 from windlass.stacks import load_stack
 from windlass.validation.csv_table import UnusableRow
@@ -106,3 +107,28 @@ def test_wafers_stream_one_layer_after_the_other(tmp_path: Path):
     assert published.plan.offload.parameters == "memoryx"
     assert len(published.plan.stages[0].phases) == 30
     assert step_seconds(published) == pytest.approx(2.6816, rel=load_stack("modelzoo").deviation)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("home")
+@pytest.mark.parametrize(
+    ("model", "pins", "most_seconds"),
+    [
+        # Published: a POD256 holds tens of billions of parameters in its processors' memory.
+        ("gpt-neox-20b", ("phases=1", "parallel.pipeline=16", "parallel.tensor=4x4"), 10),
+        # 37.9 s in one stage of 8x8 ranks, whose layers take turns.
+        ("gpt3-175b", ("parallel.pipeline=2", "parallel.tensor=4x8", "parallel.data=4"), 30),
+    ],
+)
+def test_a_pod_of_256_trains_what_its_maker_says(
+    model: str, pins: tuple[str, ...], most_seconds: float
+):
+    phases = "phases=1" in pins
+    tier = ("offload.optimizer=streaming",) if phases else ("batch.micro=1",)
+    batch = f"train.batch={256 if phases else 128}"
+
+    planned = windlass.plan(model, batch, *tier, *pins, machine="ipu-pod256")
+
+    assert planned.plan.is_offloaded("parameters") is not phases
+    assert planned.prediction.fits
+    assert planned.prediction.step_seconds < most_seconds
