@@ -110,7 +110,6 @@ def test_wafers_stream_one_layer_after_the_other(tmp_path: Path):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("home")
 @pytest.mark.parametrize(
     ("model", "pins", "most_seconds"),
     [
@@ -121,8 +120,13 @@ def test_wafers_stream_one_layer_after_the_other(tmp_path: Path):
     ],
 )
 def test_a_pod_of_256_trains_what_its_maker_says(
-    model: str, pins: tuple[str, ...], most_seconds: float
+    model: str,
+    pins: tuple[str, ...],
+    most_seconds: float,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     phases = "phases=1" in pins
     tier = ("offload.optimizer=streaming",) if phases else ("batch.micro=1",)
     batch = f"train.batch={256 if phases else 128}"
