@@ -25,7 +25,7 @@ PINS = (
 
 
 def plans(on: Machine) -> list[tuple[Plan, float, float]]:
-    """Every sixth plan of a small space, with their step times and lower bounds."""
+    """Every twelfth plan of a small space, with their step times and lower bounds."""
     space = PlanSpace(ResolvedRequest.resolve(overrides=PINS), GRAPH, on)
     clock, everything = ArrayClock(space.base, GRAPH, on), np.arange(space.table.count)
     found = []
@@ -35,7 +35,7 @@ def plans(on: Machine) -> list[tuple[Plan, float, float]]:
                 seconds, least = clock.step_seconds(columns), clock.least_seconds(columns)
                 found += [
                     (space.plan(columns, row), float(seconds[row]), float(least[row]))
-                    for row in range(0, columns.count, 6)
+                    for row in range(0, columns.count, 12)
                 ]
     return found
 

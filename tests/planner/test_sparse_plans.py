@@ -45,7 +45,9 @@ FASTER_THAN_ANY_DENSE = tuple(
     [
         {"sparse_products": FASTER_THAN_ANY_DENSE},
         {"sparse_efficiency": Curve(points=(Point(32, 3.0),))},
-        {"sparse_efficiency": Curve(points=(Point(32, 0.3),))},
+        pytest.param(
+            {"sparse_efficiency": Curve(points=(Point(32, 0.3),))}, marks=pytest.mark.slow
+        ),
         {},
     ],
     ids=["measured", "efficient", "inefficient", "unknown"],

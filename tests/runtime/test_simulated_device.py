@@ -197,7 +197,6 @@ def test_a_run_with_all_work_done_at_once_is_that_of_a_cpu(run: Runs, precision:
 QUICK = [
     ("checkpoints", "sides late"),
     ("all on host", "random"),
-    ("all on host", "late"),
     ("all on disk", "sides early"),
 ]
 """Cases and schedules that every run of the tests takes; the slow tests take them all."""

@@ -80,7 +80,7 @@ def test_two_dimensional_tensor_parallelism_runs_in_phases_from_a_disk(pool: Ran
     ("before", "after"),
     [
         slow({"tensor": 2, "data": 2, "sharding": (1, 2)}, {"tensor": TensorGrid(2, 2)}),
-        ({"tensor": TensorGrid(2, 2)}, {"tensor": 2, "pipeline": 2}),
+        slow({"tensor": TensorGrid(2, 2)}, {"tensor": 2, "pipeline": 2}),
     ],
     ids=["2 x r2 to 2x2", "2x2 to p2 x 2"],
 )
