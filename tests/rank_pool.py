@@ -19,8 +19,6 @@ from forked_runs import beside_tests
 from windlass.capture.capture_layers import capture_graph, capture_tensor_shards
 from windlass.data.dataset_cache import prepare_dataset
 from windlass.data.examples import ExampleDataset
-from windlass.data.tasks.task import Task, save_task
-from windlass.data.tasks.task_items import TaskItem, TextItem
 from windlass.errors import InputErrors
 from windlass.models.build import build_layer_stack
 from windlass.models.catalog import has_config, is_causal
@@ -49,19 +47,6 @@ SETTINGS = TrainSettings(
 
 EXAMPLES = "examples.safetensors"
 """File of a pool's folder with the examples that it trains on, if it trains on any."""
-
-TASKS = (
-    Task(
-        name="words", target_delimiter=" ",
-        items=(TaskItem(context="word1", choices=("word2", "2 drow"), answer=0),) * 2
-        + (TaskItem(context="word3 word4", choices=("word", "x"), answer=1),),
-    ),
-    Task(
-        name="text", items=(TextItem(text="word1 word22 " * 5),),
-        output_type="loglikelihood_rolling",
-    ),
-)  # fmt: skip
-"""What each job of a causal model is scored on; the last text is longer than the model reads."""
 
 OFFLOADED = (
     Offload(parameters="disk", gradients="disk", optimizer="disk"),
@@ -176,8 +161,6 @@ class RankPool:
         description["lora"] = None if lora is None else lora.model_dump(mode="json")
         self._model = ModelIdentity(name=model, sparsity=sparsity)
         (folder / "model.json").write_text(json.dumps(description))
-        for task in TASKS if is_causal(model) else ():
-            save_task(task, folder / "tasks")
         if examples is not None:
             examples.save(folder / EXAMPLES)
 

@@ -1,10 +1,16 @@
 """A cache with a machine, and a folder with a small text, for tests that train."""
 
+import os
 from pathlib import Path
+from tempfile import mkdtemp
 
 import pytest
 
 from made_cache import made_cache
+
+# Libraries of Hugging Face read where their cache is, and that there is no hub, when they load.
+os.environ.setdefault("HF_HOME", mkdtemp(prefix="hf"))
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
 @pytest.fixture(scope="session")

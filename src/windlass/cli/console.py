@@ -262,7 +262,8 @@ def print_scores(scores: "Iterable[TaskScore]") -> None:
     heads = ("step", "task", "n-shot", "metric", "value", "stderr")
     rows: list[tuple[str, ...]] = []
     for score in scores:
-        step = f"{score.step or ''}{' (EMA)' if score.ema else ''}"
+        words = [str(score.step or ""), *["(EMA)"] * score.ema, *["(chat)"] * score.chat]
+        step = " ".join(words)
         first = (step, score.task, str(score.shots))
         for metric in score.metrics:
             error = metric.standard_error

@@ -4,6 +4,10 @@
 needs its package.
 """
 
+from windlass.integrations.harness import (
+    Harness,
+    task_names,
+)
 from windlass.integrations.portable_run import (
     PortableRun,
 )
@@ -26,6 +30,7 @@ from windlass.integrations.tracked_run import (
 __all__ = [
     "MIRRORS",
     "TRACKERS",
+    "Harness",
     "ImportedRun",
     "ImportedRuns",
     "Mirror",
@@ -34,4 +39,5 @@ __all__ = [
     "import_runs",
     "init",
     "mirror_run",
+    "task_names",
 ]

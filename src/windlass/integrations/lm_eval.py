@@ -3,28 +3,32 @@
 import lm_eval
 from windlass.integrations.lm_eval import WindlassLM
 
-model = WindlassLM(windlass.load_language_model("last"))
+windlass.export("last", to="hf:exported")
+model = WindlassLM(windlass.load_language_model("last"), Path("exported"))
 results = lm_eval.simple_evaluate(model=model, tasks=["arc_easy"])
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Protocol
 
-from windlass.data import ChoiceLikelihood, EncodedChoice, Tokenizer
+import torch
 
-_model, _utils = import_module("lm_eval.api.model"), import_module("lm_eval.utils")
+from windlass.data import ChoiceLikelihood, EncodedChoice
+from windlass.errors import RequestError
 
-_MAX_NEW_TOKENS = 256
-"""Most tokens that a task gets that does not say how many; the harness's own default."""
+_huggingface = import_module("lm_eval.models.huggingface")
+_transformers = import_module("transformers")
+
+_DRAWN = ("temperature", "top_k", "top_p", "repetition_penalty")
+_LEFT_OUT = {"attention_mask": None, "do_sample": None, "use_cache": None, "num_beams": 1}
+"""Arguments of a generation that change nothing here, or with that value alone."""
 
 
 class ScoredModel(Protocol):
     """What the harness needs of a model."""
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """The tokenizer that it was trained with."""
 
     @property
     def max_sequence(self) -> int | None:
@@ -33,91 +37,81 @@ class ScoredModel(Protocol):
     def log_likelihoods(self, choices: Sequence[EncodedChoice]) -> list[ChoiceLikelihood]:
         """How likely it finds each choice."""
 
-    def generate(
-        self, prompt: Sequence[int], tokens: int, *, temperature: float, top_k: int | None,
-        top_p: float | None,
-    ) -> Iterator[int]:  # fmt: skip
-        """Tokens behind a prompt, at most `tokens`."""
 
-
-class WindlassLM(_model.TemplateLM):  # type: ignore[misc,name-defined]
+class WindlassLM(_huggingface.HFLM):  # type: ignore[misc,name-defined]
     """A model that the harness asks; `simple_evaluate(model=...)` takes it.
+
+    Tokens, chat templates, windows and stop words are those of the harness's own `hf` model, with
+    the tokenizer that an export of the run has; the passes are ours, all texts of a kind at once.
 
     Args:
         model: the model of a run, which `windlass.load_language_model` loads.
-        longest: most tokens of a row, for a model that sets no limit.
+        folder: a folder with the small files of its export: tokenizer and `config.json`.
     """
 
-    def __init__(self, model: ScoredModel, *, longest: int = 2048) -> None:
-        super().__init__()
+    def __init__(self, model: ScoredModel, folder: Path) -> None:
         self._scored = model
-        self.max_length = model.max_sequence or longest
-        """Most tokens that the model reads."""
-
-    @property
-    def eot_token_id(self) -> int:
-        """The end of a text, which stands before texts without a context too."""
-        return self._scored.tokenizer.end_of_text
-
-    def tok_encode(
-        self,
-        string: str,
-        add_special_tokens: bool | None = None,  # noqa: ARG002  the harness's own
-        **_more: object,
-    ) -> list[int]:
-        """Tokens of a text, none of them special."""
-        return self._scored.tokenizer.encode(string)
+        config = (
+            _transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
+            if (folder / "config.json").is_file()
+            else SimpleNamespace(model_type="windlass")
+        )
+        shell = SimpleNamespace(config=config, device=torch.device("cpu"), name_or_path=str(folder))
+        tokenizer = _transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        super().__init__(
+            pretrained=shell, tokenizer=tokenizer, backend="causal", max_length=model.max_sequence
+        )
 
     def _loglikelihood_tokens(
         self, requests: Sequence[tuple[Any, Sequence[int], Sequence[int]]], **_more: object
     ) -> list[tuple[float, bool]]:
         choices = [EncodedChoice(tuple(before), tuple(tokens)) for _, before, tokens in requests]
+        longest = max((len(choice.tokens) for choice in choices), default=0)
+        if longest > self.max_length:
+            raise RequestError(
+                f"a choice or target has {longest:,} tokens, and the model reads "
+                f"{self.max_length:,}; leave its question out of the task"
+            )
         return [(one.nats, one.is_greedy) for one in self._scored.log_likelihoods(choices)]
 
     def loglikelihood_rolling(
         self,
         requests: Sequence[Any],  # of a package without types
-        disable_tqdm: bool = False,  # noqa: ARG002  the harness's own
+        disable_tqdm: bool = False,
     ) -> list[float]:
-        """The log-likelihood of whole texts, in windows of what the model reads."""
-        texts = [
-            [
-                (None, *_utils.make_disjoint_window(window))
-                for window in _utils.get_rolling_token_windows(
-                    self.tok_encode(*request.args), self.prefix_token_id, self.max_length, 1
-                )
-            ]
-            for request in requests
+        """The log-likelihood of whole texts, whose windows are all asked at once."""
+        self.batch_size_per_gpu = 2**31
+        try:
+            return list(super().loglikelihood_rolling(requests, disable_tqdm=disable_tqdm))
+        finally:
+            self.batch_size_per_gpu = 1
+
+    def _model_generate(
+        self, context: torch.Tensor, max_length: int, stop: Sequence[str], **options: object
+    ) -> torch.Tensor:
+        """The tokens of one context and what follows, up to the first of the words that end it."""
+        generate: Callable[..., Iterator[int]] | None = getattr(self._scored, "generate", None)
+        other = [
+            f"`{name}` = {value!r}"
+            for name, value in options.items()
+            if name not in _DRAWN and not (name in _LEFT_OUT and _LEFT_OUT[name] in (None, value))
         ]
-        windows = self._loglikelihood_tokens([window for text in texts for window in text])
-        values = (nats for nats, _ in windows)
-        return [sum(next(values) for _ in text) for text in texts]
-
-    def generate_until(
-        self,
-        requests: Sequence[Any],  # of a package without types
-        disable_tqdm: bool = False,  # noqa: ARG002  the harness's own
-    ) -> list[str]:
-        """The text behind each context, up to the first of the words that end it."""
-        return [self._generated(*request.args) for request in requests]
-
-    def _generated(self, context: str, options: dict[str, Any]) -> str:
-        samples = options.get("do_sample", options.get("temperature", 0) > 0)
-        until = options.get("until") or []
-        until = [until] if isinstance(until, str) else until
-        count = min(options.get("max_gen_toks", _MAX_NEW_TOKENS), self.max_length - 1)
-        prompt = self.tok_encode(context)[-(self.max_length - count) :] or [self.eot_token_id]
-        tokens = self._scored.generate(
-            prompt,
-            count,
-            temperature=options.get("temperature", 1.0) if samples else 0.0,
-            top_k=options.get("top_k"),
-            top_p=options.get("top_p"),
-        )
-        text = ""
-        for piece in self._scored.tokenizer.stream_decode(tokens):
-            text += piece
-            ends = [text.index(word) for word in until if word in text]
-            if ends:
-                return text[: min(ends)]
-        return text
+        if generate is None or other:
+            raise RequestError(
+                f"a task asks for {other[0]} in what it generates, which is not computed here"
+                if other
+                else "ranks of a plan write no text, as a task asks for; leave the keys of the "
+                "plan out"
+            )
+        drawn: dict[str, Any] = {  # of a package without types
+            name: options[name] for name in _DRAWN if options.get(name) is not None
+        }
+        if not options.get("do_sample", drawn.get("temperature", 0.0) > 0):
+            drawn["temperature"] = 0.0
+        (before,) = context.tolist()
+        tokens: list[int] = []
+        for token in generate(before, max_length - len(before), **drawn):
+            tokens.append(token)
+            if any(word in self.tok_decode(tokens) for word in stop):
+                break
+        return torch.tensor([[*before, *tokens]])

@@ -170,6 +170,9 @@ from .sentences.sentence_head import (
     has_sentence_head,
     token_output,
 )
+from .sparsity.sparse_layers import (
+    joined_matrices,
+)
 from .tensor_parallel.collectives import (
     TensorParallelRank,
     all_gather,
@@ -274,6 +277,7 @@ __all__ = [
     "is_peft_folder",
     "is_pretrained",
     "is_residual",
+    "joined_matrices",
     "layer_loss",
     "layer_sharding",
     "layer_stack_of",

@@ -132,6 +132,7 @@ from windlass.runtime.parameters import (
     persistent_buffers,
 )
 from windlass.runtime.rank_context import (
+    LogLikelihoods,
     RankContext,
 )
 from windlass.runtime.rank_parts import RankParts
@@ -201,6 +202,7 @@ __all__ = [
     "LayerParameters",
     "LayerTemplate",
     "LocalLauncher",
+    "LogLikelihoods",
     "LossScale",
     "Manifest",
     "MemoryLimit",

@@ -1,14 +1,26 @@
 """RankContext: what one rank runs, fixed for the whole run and passed as one value."""
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
-from windlass.data import EncodedTask
+from windlass.data import ChoiceLikelihood, EncodedChoice
 from windlass.models import LayerStack
 from windlass.program import Program
 from windlass.runtime.memory_stats import MemoryLimit
 from windlass.schema import STATE_FOLDER, Graph, Plan, SparsityRequest, TrainSettings
 from windlass.torch_ext import Device, device_for
+
+LogLikelihoods = Callable[[Sequence[EncodedChoice]], list[ChoiceLikelihood]]
+"""How likely a model finds choices, in their order."""
+
+
+class TaskScorer(Protocol):
+    """Scores tasks by the likelihoods of their choices."""
+
+    def metrics(self, log_likelihoods: LogLikelihoods) -> Mapping[str, float]:
+        """The metrics by `TASK.METRIC`; asks all ranks for the same choices in the same order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,8 +42,8 @@ class RankContext:
     """The graph that the plan divides over several devices; None on a single device."""
     device: Device = field(default_factory=lambda: device_for("cpu"))
     """The device that holds the tensors and computes. Nothing below makes another one."""
-    tasks: tuple[EncodedTask, ...] = ()
-    """Tasks that are scored during training."""
+    tasks: TaskScorer | None = None
+    """What scores tasks during training; None scores none."""
     memory_limit: MemoryLimit | None = None
     """What keeps this process under its memory budget; None leaves the allocator's limit alone."""
 

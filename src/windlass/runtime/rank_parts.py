@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from windlass.data import TrainingBatches
+from windlass.models import joined_matrices
 from windlass.runtime.checkpoint.checkpoint import Checkpoint
 from windlass.runtime.checkpoint.run_checkpoints import RunCheckpoints
 from windlass.runtime.checkpoint.safetensors_io import SavedFile
@@ -57,7 +58,9 @@ class RankParts:
     ) -> None:
         plan, device, graph = context.plan, context.device, context.graph
         self._context = context
-        optimizer = Optimizer(context.settings, device, plan.moments)
+        stack = context.stack
+        joined = joined_matrices(zip(stack.names, stack.layers, strict=True))
+        optimizer = Optimizer(context.settings, device, plan.moments, joined)
         self._groups = ProcessGroups(plan, graph, context.rank, device) if graph else None
         """The groups of this rank; None if it is the only one."""
         self.dist: DistContext = self._groups or SingleProcess()

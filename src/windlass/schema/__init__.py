@@ -34,7 +34,6 @@ from windlass.schema.answers.largest_model import (
 )
 from windlass.schema.answers.measurement import Measurement
 from windlass.schema.answers.task_score import (
-    OutputType,
     TaskMetric,
     TaskScore,
 )
@@ -348,7 +347,6 @@ __all__ = [
     "OptimizerName",
     "OtherAttention",
     "OtherOptimizer",
-    "OutputType",
     "ParallelRequest",
     "Parallelism",
     "ParameterGroup",

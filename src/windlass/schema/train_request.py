@@ -122,7 +122,8 @@ class TrainRequest(RequestTable):
     evaluate_sequences: int = Field(default=64, ge=0)
     """Sequences in one evaluation; 0 never evaluates."""
     tasks: tuple[Name, ...] | None = None
-    """TOML files of tasks that are scored during training; None scores none."""
+    """Tasks that are scored during training: names in the library of lm-evaluation-harness, or YAML
+    files of its form; None scores none."""
     evaluate_tasks_every: Count | None = None
     """Steps from one score of the tasks to the next; None means `evaluate_every`."""
     save_every: Count = 100
@@ -175,7 +176,7 @@ class TrainRequest(RequestTable):
     @classmethod
     def _one_task_needs_no_list(cls, value: object) -> object:
         if isinstance(value, str):
-            # `one.toml,two.toml` on the command line is no TOML list.
+            # `one.yaml,two.yaml` on the command line is no TOML list.
             return tuple(text.strip() for text in value.strip("[]").split(","))
         return value
 

@@ -6,7 +6,7 @@ import pytest
 
 import windlass
 from command_line import TINY
-from rank_pool import TASKS
+from task_files import all_tasks
 from windlass.errors import CheckpointError, RequestError
 from windlass.schema.answers.task_score import TaskScore
 
@@ -27,15 +27,11 @@ def made_run(home: Path, *words: str, model: str = TINY[0]) -> Path:
 
 
 def printed(scores: tuple[TaskScore, ...]) -> list[tuple[str, str, str]]:
-    """Task, metric and value as `windlass evaluate` prints them.
-
-    The perplexity of a word is left out: of this text it is 1e14, whose digits float32 lacks.
-    """
+    """Task, metric and value as `windlass evaluate` prints them."""
     return [
         (score.task, metric.name, f"{metric.value:.4f}")
         for score in scores
         for metric in score.metrics
-        if metric.name != "word_perplexity"
     ]
 
 
@@ -45,9 +41,10 @@ def test_ranks_score_to_every_printed_digit_as_one_process_does(home: Path, plan
     is_mixture = plan == "experts"
     words = ("model.experts=4", "model.kv_heads=1") if is_mixture else ()
     run = made_run(home, *words, model="moe-tiny" if is_mixture else TINY[0])
-    alone = windlass.evaluate(run, *TASKS)
+    tasks = all_tasks(home / "tasks")
+    alone = windlass.evaluate(run, *tasks)
 
-    together = windlass.evaluate(run, *TASKS, overrides=PLANS[plan])
+    together = windlass.evaluate(run, *tasks, overrides=PLANS[plan])
 
     assert printed(together) == printed(alone)
     # Kept in place of those of one process.
@@ -57,10 +54,13 @@ def test_ranks_score_to_every_printed_digit_as_one_process_does(home: Path, plan
 
 @pytest.mark.slow
 def test_averages_are_scored_on_ranks_too(home: Path) -> None:
-    run = made_run(home, "train.ema=0.9")
-    plain, averaged = windlass.evaluate(run, *TASKS), windlass.evaluate(run, *TASKS, ema=True)
+    run, tasks = made_run(home, "train.ema=0.9"), all_tasks(home / "tasks")
+    plain, averaged = (
+        windlass.evaluate(run, *tasks),
+        windlass.evaluate(run, *tasks, ema=True),
+    )
 
-    together = windlass.evaluate(run, *TASKS, ema=True, overrides=("parallel.pipeline=2",))
+    together = windlass.evaluate(run, *tasks, ema=True, overrides=("parallel.pipeline=2",))
 
     assert printed(together) == printed(averaged) != printed(plain)
     assert {score.ema for score in windlass.load(run).evaluations} == {True, False}
@@ -68,14 +68,15 @@ def test_averages_are_scored_on_ranks_too(home: Path) -> None:
 
 def test_what_ranks_cannot_score_is_refused_in_one_sentence(home: Path) -> None:
     run = made_run(home, "train.steps=1", "train.save_every=1")
+    tasks = all_tasks(home / "tasks")
 
     with pytest.raises(RequestError, match=r"`train\.steps=9` says nothing of the ranks"):
-        windlass.evaluate(run, *TASKS, overrides=("train.steps=9",))
+        windlass.evaluate(run, *tasks, overrides=("train.steps=9",))
     with pytest.raises(RequestError, match="the plan has one device"):
-        windlass.evaluate(run, *TASKS, overrides=("parallel.pipeline=1",))
+        windlass.evaluate(run, *tasks, overrides=("parallel.pipeline=1",))
     with pytest.raises(RequestError, match="`phases` = 2 is of one process"):
-        windlass.evaluate(run, *TASKS, phases=2, overrides=("parallel.pipeline=2",))
+        windlass.evaluate(run, *tasks, phases=2, overrides=("parallel.pipeline=2",))
     with pytest.raises(CheckpointError, match=r"no averages of its weights \(EMA\)"):
-        windlass.evaluate(run, *TASKS, ema=True)
+        windlass.evaluate(run, *tasks, ema=True)
     with pytest.raises(CheckpointError, match=r"no averages of its weights \(EMA\)"):
         list(windlass.sample(run, "3", ema=True))

@@ -1,96 +1,143 @@
-"""Scores beside those of lm-evaluation-harness, the field's own program for them."""
+"""Scores beside those of lm-evaluation-harness's own model, on the folder that a run exports."""
 
+import json
 import warnings
-from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
 import windlass
 from command_line import TINY
-from windlass.data import TargetItem, Task, TaskItem, TextItem, save_task
+from task_files import all_tasks, task_file
+from windlass.schema import TaskScore
 
-MODELS = {
-    "bytes": TINY,
-    "pieces": (*TINY, "data.tokenizer=bpe", "data.vocabulary=300", "model.vocabulary=300"),
-    "pipeline": (*TINY, "model.layers=4", "parallel.pipeline=2"),
-    "rotary": ("llama-tiny", *TINY[1:], "model.kv_heads=1", "model.ffn=64"),
+SPECIAL = ("<s>", "</s>", "<|turn|>", "<|eot|>")
+TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}<|turn|>{{ m.role }}: {{ m.content }}<|eot|>"
+    "{% endfor %}{% if add_generation_prompt %}<|turn|>assistant: {% endif %}"
+)
+SIZES = {
+    "vocab_size": 268, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 96,
+    "bos_token_id": 0, "eos_token_id": [1, 3],
+}  # fmt: skip
+FAMILIES = {
+    "llama": {"tie_word_embeddings": False},
+    "gemma2": {"head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": 96},
+    "qwen2": {},
 }
-CHOICES = tuple(
-    TaskItem(context=f"{n} times {n} is", choices=(str(n * n), f"{n + 3}é"), answer=0)
-    for n in range(4, 12)
-)
-TARGETS = tuple(
-    TargetItem(context=f"{n} times {n}", target="s" if n % 3 else "is") for n in range(6)
-)
-TEXTS = tuple(TextItem(text=f"{n} times {n} is {n * n}\n" * (n + 1)) for n in range(4))
-TASKS = (
-    Task(name="choices", items=CHOICES, examples=CHOICES[:2], shots=1, target_delimiter=" "),
-    Task(name="targets", items=TARGETS, output_type="loglikelihood"),
-    Task(name="texts", items=TEXTS, output_type="loglikelihood_rolling"),
-)
-METRICS = {
-    "choices": ("acc", "acc_norm"),
-    "targets": ("acc", "perplexity"),
-    "texts": ("bits_per_byte", "byte_perplexity", "word_perplexity"),
-}
+"""Each with the tokenizer habits of its family: Llama 3's and Gemma's put `<s>` before a text, and
+Qwen's has no such token."""
 
 
-def of_harness(task: Task, folder: Path) -> dict[str, object]:
-    """The same task as the harness is told of it."""
-    files = {"test": str(folder / f"{task.name}.items.jsonl")}
-    if task.examples:
-        files["train"] = str(folder / f"{task.name}.examples.jsonl")
-    fields: Mapping[str, str] = {
-        "multiple_choice": {"doc_to_text": "context", "doc_to_choice": "choices",
-                            "doc_to_target": "answer"},
-        "loglikelihood": {"doc_to_text": "context", "doc_to_target": "target"},
-        "loglikelihood_rolling": {"doc_to_text": "", "doc_to_target": "text"},
-    }[task.output_type]  # fmt: skip
-    return {
-        "task": task.name, "dataset_path": "json", "dataset_kwargs": {"data_files": files},
-        "test_split": "test", "output_type": task.output_type, "num_fewshot": task.shots,
-        "target_delimiter": task.target_delimiter, "fewshot_delimiter": task.separator,
-        "metric_list": [{"metric": name} for name in METRICS[task.name]], **fields,
-    } | ({"fewshot_split": "train", "fewshot_config": {"sampler": "first_n"}}
-         if task.examples else {})  # fmt: skip
+def hub_folder(path: Path, family: str) -> Path:
+    """A small random model of a family with a tokenizer and a chat template."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(3)
+    config = AutoConfig.for_model(family, **SIZES, **FAMILIES[family])
+    model = AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(8.0 if parameter.ndim > 1 else 1.0)
+    model.save_pretrained(path)
+    names = [*SPECIAL, *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    vocabulary = {name: index for index, name in enumerate(names)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(name, special=True) for name in SPECIAL])
+    adds_bos = family != "qwen2"
+    if adds_bos:
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single="<s> $A", pair="<s> $A <s> $B", special_tokens=[("<s>", 0)]
+        )
+    tokenizer.save(str(path / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "</s>",
+                "chat_template": TEMPLATE} | ({"bos_token": "<s>"} if adds_bos else {})  # fmt: skip
+    (path / "tokenizer_config.json").write_text(json.dumps(settings))
+    return path
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("model", MODELS)
-def test_scores_are_those_of_the_evaluation_harness_to_every_printed_digit(
-    model: str, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HF_HOME", str(home / "hf"))
-    monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
-    words = (*MODELS[model], f"data.source={home / 'text'}", "train.steps=40")
-    run = windlass.train(*words, root=home / "runs")
-    list(run)
-    files = [save_task(task, home / "tasks") for task in TASKS]
-
-    scores = windlass.evaluate(run.folder, *files, phases=4 if model == "pipeline" else 1)
-
+def of_harness(folder: Path, tasks: list[Path], *, chat: bool) -> dict[str, dict[str, Any]]:
+    """The results of the harness's own `hf` model."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import lm_eval
         from lm_eval.tasks import TaskManager
 
-        from windlass.integrations.lm_eval import WindlassLM
+        return lm_eval.simple_evaluate(
+            model="hf", model_args=f"pretrained={folder},dtype=float32", device="cpu",
+            tasks=list(map(str, tasks)), task_manager=TaskManager(include_defaults=False),
+            apply_chat_template=chat, system_instruction="Count." if chat else None,
+        )["results"]  # fmt: skip
 
-        results = lm_eval.simple_evaluate(
-            model=WindlassLM(windlass.load_language_model(run.folder)),
-            tasks=[of_harness(task, home / "tasks") for task in TASKS],
-            task_manager=TaskManager(include_defaults=False),
-        )["results"]
+
+def require_equal(scores: tuple[TaskScore, ...], expected: dict[str, dict[str, Any]]) -> None:
+    assert [score.task for score in scores] == list(expected)
     for score in scores:
+        assert score.metrics
         for metric in score.metrics:
-            if metric.name in METRICS[score.task]:
-                expected = results[score.task]
-                key = f"{metric.name}{{}},none"
-                assert printed(metric.value) == printed(expected[key.format("")])
-                assert printed(metric.standard_error) == printed(expected[key.format("_stderr")])
+            name, _, of_filter = metric.name.partition(".")
+            key = f"{name}{{}},{of_filter or 'none'}"
+            theirs = expected[score.task]
+            assert metric.value == pytest.approx(theirs[key.format("")], rel=2e-5)
+            error = theirs[key.format("_stderr")]
+            assert metric.standard_error == (
+                None if isinstance(error, str) else pytest.approx(error, rel=1e-3)
+            )
 
 
-def printed(value: float | str | None) -> str:
-    """A number with the digits of the harness's table."""
-    return f"{value:.4f}" if isinstance(value, float) else "N/A"
+@pytest.mark.parametrize(
+    ("family", "chat"),
+    [
+        ("llama", False),
+        pytest.param("llama", True, marks=pytest.mark.slow),
+        pytest.param("gemma2", False, marks=pytest.mark.slow),
+        pytest.param("gemma2", True, marks=pytest.mark.slow),
+        pytest.param("qwen2", False, marks=pytest.mark.slow),
+        pytest.param("qwen2", True, marks=pytest.mark.slow),
+    ],
+)
+def test_scores_are_those_of_the_harness_for_each_familys_folder(
+    family: str, chat: bool, home: Path
+) -> None:
+    folder = hub_folder(home / "model", family)
+    run = windlass.import_model(folder, root=home / "runs")
+    tasks = all_tasks(home / "tasks")
+    tasks = tasks[:2] if chat else tasks
+    writes = task_file(
+        home / "tasks", "writes", [{"context": "3 times", "target": "x"}] * 2,
+        output_type="generate_until", metric_list=[{"metric": "exact_match"}],
+        generation_kwargs={"max_gen_toks": 8, "until": ["\n"]},
+    )  # fmt: skip
+
+    scores = windlass.evaluate(run, *tasks, writes, chat=chat, system="Count." if chat else None)
+
+    require_equal(scores, of_harness(folder, [*tasks, writes], chat=chat))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["bytes", "pieces", "pipeline", "rotary"])
+def test_scores_of_our_own_models_are_those_of_the_folder_that_they_export(
+    model: str, home: Path
+) -> None:
+    words = {
+        "bytes": TINY,
+        "pieces": (*TINY, "data.tokenizer=bpe", "data.vocabulary=300", "model.vocabulary=300"),
+        "pipeline": (*TINY, "model.layers=4", "parallel.pipeline=2"),
+        "rotary": ("llama-tiny", *TINY[1:], "model.kv_heads=1", "model.ffn=64"),
+    }[model]
+    run = windlass.train(
+        *words, f"data.source={home / 'text'}", "train.steps=40", root=home / "runs"
+    )
+    list(run)
+    windlass.export(run.folder, to=f"hf:{home / 'out'}")
+    tasks = all_tasks(home / "tasks")
+
+    scores = windlass.evaluate(run.folder, *tasks, phases=4 if model == "pipeline" else 1)
+
+    require_equal(scores, of_harness(home / "out", tasks, chat=False))

@@ -132,7 +132,7 @@ def test_adapters_are_trained_beside_the_exported_base_and_both_are_scored(tmp_p
     assert model == f"hf:{(folder / 'seed-1-pretraining-hf').absolute()}"
     for part in result.parts:
         (score,) = windlass.load(part.folder).evaluations
-        assert (score.task, part.accuracy) == ("library-names", score.accuracy)
+        assert (score.task, part.accuracy) == ("library-names", score.metric("acc"))
     adapters = [path for path in tuned.folder.glob("checkpoints/*/layer-*") if path.is_file()]
     assert adapters
     assert tuned.first_loss != base.first_loss

@@ -23,6 +23,7 @@ SIZES = {
     "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 32},
     "gptj": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 32, "rotary_dim": 4},
 }  # fmt: skip
+SIZES["tied"] = SIZES["llama"]
 SIZES["mixtral"] = SIZES["llama"] | {"num_local_experts": 4}
 SIZES["qwen3_moe"] = SIZES["llama"] | {
     "head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
@@ -34,7 +35,11 @@ def base(path: Path, model_type: str) -> Path:
 
     tokenizer = byte_tokenizer()
     torch.manual_seed(3)
-    config = AutoConfig.for_model(model_type, vocab_size=260, **SIZES[model_type])
+    is_tied = model_type == "tied"
+    config = AutoConfig.for_model(
+        "llama" if is_tied else model_type, vocab_size=260, **SIZES[model_type],
+        **({"tie_word_embeddings": True} if is_tied else {}),
+    )  # fmt: skip
     AutoModelForCausalLM.from_config(config).save_pretrained(path)
     tokenizer.save(path / "tokenizer.json")
     return path
@@ -58,6 +63,7 @@ def trained(home: Path, folder: Path, *overrides: str) -> Path:
     ("model_type", "targets"),
     [
         ("llama", ()),
+        ("tied", ('lora.trained=["embedding.*"]',)),
         pytest.param("gpt2", ('lora.targets=["attention.*"]',), marks=pytest.mark.slow),
         pytest.param("mixtral", (), marks=pytest.mark.slow),
         pytest.param(
@@ -104,3 +110,39 @@ def test_a_run_without_adapters_has_none_to_export(home: Path):
     list(whole)
     with pytest.raises(RequestError, match=r"trained no adapter \(`lora.rank`\)"):
         windlass.export(whole.folder, to=f"peft:{home / 'adapter'}")
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_an_embedding_that_peft_unties_is_refused_and_one_that_stays_tied_is_read(home: Path):
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    from windlass.errors import ModelError
+
+    folder = base(home / "base", "tied")
+    for together in (False, True):
+        model = get_peft_model(
+            AutoModelForCausalLM.from_pretrained(folder),
+            LoraConfig(
+                r=2, target_modules=["q_proj"], modules_to_save=["embed_tokens"],
+                ensure_weight_tying=together, task_type="CAUSAL_LM",
+            ),
+        )  # fmt: skip
+        with torch.no_grad():
+            model.get_input_embeddings().weight.add_(0.25)
+        model.save_pretrained(home / f"adapter-{together}")
+    run = windlass.train(
+        f"hf:{folder}", *STEPS, f"data.source={home / 'text'}",
+        f"lora.adapter={home / 'adapter-True'}", "train.learning_rate=1e-12", "train.steps=1",
+        root=home / "runs",
+    )  # fmt: skip
+    list(run)
+    windlass.export(run.folder, to=f"hf:{home / 'merged'}")
+
+    tokens = torch.arange(32)[None]
+    with torch.no_grad():
+        ours = AutoModelForCausalLM.from_pretrained(home / "merged")(tokens).logits
+        torch.testing.assert_close(ours, model(tokens).logits, rtol=1e-4, atol=1e-4)
+    with pytest.raises(ModelError, match=r"apart from `lm_head`, and the model ties them"):
+        windlass.plan(f"hf:{folder}", *STEPS, f"lora.adapter={home / 'adapter-False'}")

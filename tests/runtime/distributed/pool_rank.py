@@ -30,8 +30,7 @@ from windlass.data.batches import Batches
 from windlass.data.dataset_cache import prepare_dataset
 from windlass.data.examples import ExampleBatches, load_examples
 from windlass.data.keyed_choices.mlm_masking import MlmMasking
-from windlass.data.tasks.encode_choices import EncodedTask, encode_task
-from windlass.data.tasks.task import load_task
+from windlass.data.tasks.choices import EncodedChoice
 from windlass.data.token_files import TokenDataset
 from windlass.models.build import build_layer_stack
 from windlass.models.catalog import is_causal
@@ -42,7 +41,7 @@ from windlass.runtime.checkpoint.checkpoint import open_checkpoint
 from windlass.runtime.distributed import process_groups
 from windlass.runtime.engine import StartEngine
 from windlass.runtime.interpreter import Handlers
-from windlass.runtime.rank_context import RankContext
+from windlass.runtime.rank_context import LogLikelihoods, RankContext
 from windlass.runtime.rank_parts import RankParts
 from windlass.runtime.train import train_loop
 from windlass.runtime.verify.activation_fingerprints import ActivationFingerprints
@@ -145,7 +144,7 @@ def run_job(rank: int, folder: Path) -> None:
         context = RankContext(
             plan=plan, stack=stack, program=lower(plan, graph)[rank], settings=settings,
             checkpoints=folder / "checkpoints", graph=graph if distributed else None,
-            tasks=load_tasks(folder.parent, stack.max_sequence, tokens),
+            tasks=WordScores() if is_causal(model["name"]) else None,
         )  # fmt: skip
         measured = train_loop(
             context, batches, wrap_handlers=wrap_handlers,
@@ -170,10 +169,17 @@ def engine_of(plan: Plan) -> StartEngine:
     return TorchEngine
 
 
-def load_tasks(home: Path, longest: int | None, tokens: TokenDataset) -> tuple[EncodedTask, ...]:
-    """The tasks that each job of a pool is scored on."""
-    tasks = map(load_task, sorted((home / "tasks").glob("*.toml")))
-    return tuple(encode_task(task, tokens.tokenizer, longest) for task in tasks)
+class WordScores:
+    """Scores of texts that a job of a causal model is asked, the last as long as it reads."""
+
+    def metrics(self, log_likelihoods: LogLikelihoods) -> dict[str, float]:
+        """The share of right answers, and the bits of a text's bytes."""
+        pairs = [(b"word1 ", b"word2"), (b"word1 ", b"2 drow"), (b"word3 word4 ", b"x")]
+        pairs.append((b"w", b"ord1 word22 word1 word22 word1"))
+        found = log_likelihoods([EncodedChoice(tuple(a), tuple(b)) for a, b in pairs])
+        greedy = sum(one.is_greedy for one in found) / len(found)
+        right = float(found[0].nats > found[1].nats)
+        return {"words.acc": right, "words.greedy": greedy, "text.nats": -found[3].nats}
 
 
 class SentBytes:

@@ -178,6 +178,31 @@ def test_fifty_updates_are_those_of_the_oracle(
         assert float(weight.steps) == STEPS
 
 
+def test_muon_updates_matrices_that_are_one_weight_as_torch_updates_each():
+    settings = settings_of("muon")
+    rows, columns = (16, 4, 40), 24
+    whole = torch.randn(sum(rows), columns, generator=torch.Generator().manual_seed(0))
+    state = StateFormat(optimizer_law("muon"))
+    weight = new_master_parameter("qkv", whole.clone(), whole, state, decays=True, matrix=True)
+    parts = [part.clone().requires_grad_() for part in whole.split(rows)]
+    optimizer = Optimizer(settings, CPU, joined={"qkv": rows})
+    oracle = _muon(parts, settings, settings.weight_decay)
+    draws = torch.Generator().manual_seed(1)
+
+    for step in range(1, 6):
+        gradient = torch.randn(whole.shape, generator=draws)
+        weight.gradient = gradient.clone()
+        for part, own in zip(parts, gradient.split(rows), strict=True):
+            part.grad = own.clone()
+        oracle.param_groups[0]["lr"] = learning_rate(settings, step)
+        optimizer.update([weight], step, None)
+        oracle.step()
+
+    expected = torch.cat([part.detach() for part in parts])
+    # A matrix with a shorter longest side is scaled in bfloat16, the type of its direction.
+    torch.testing.assert_close(weight.master, expected, rtol=1e-3, atol=1e-3)
+
+
 @pytest.mark.parametrize("name", ["lamb", "adafactor"])
 def test_the_numbers_that_ranks_sum_after_a_pass_are_those_that_are_priced(name: str):
     settings = settings_of(name)

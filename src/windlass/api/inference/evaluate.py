@@ -1,31 +1,38 @@
-"""`evaluate` asks a trained model the questions of tasks, and says how well it answers them."""
+"""`evaluate` scores a trained model on tasks, by lm-evaluation-harness."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from windlass.api.fine_tuning.small_files import write_small_files
 from windlass.api.inference.language_model import (
     LanguageModel,
     find_language_model,
-    load_language_model,
-    streamed_language_model,
+    open_language_model,
 )
 from windlass.api.machines import Progress
+from windlass.api.objects import NO_OBJECTS
+from windlass.api.plan import Planned
 from windlass.api.runs import RUNS
+from windlass.api.training.legs import request_at_step
+from windlass.atomic_files import scratch_folder
 from windlass.errors import RequestError
-from windlass.schema import EVALUATIONS_FOLDER, TaskScore
-from windlass.tracking import require_no_links
+from windlass.schema import EVALUATIONS_FOLDER, TOKENIZER_FILE, TaskScore
+from windlass.tracking import RunRecord, require_no_links
 
 if TYPE_CHECKING:
     from windlass.api.inference.evaluate_on_ranks import RanksModel
-    from windlass.data import EncodedTask, Task
+    from windlass.runtime import Checkpoint
 
 
 def evaluate(
     run: str | Path,
-    *tasks: "Task | Path | str",
+    *tasks: str | Path,
     shots: int | None = None,
+    limit: int | None = None,
+    chat: bool = False,
+    system: str | None = None,
     step: int | None = None,
     phases: int = 1,
     overrides: Sequence[str] = (),
@@ -35,12 +42,16 @@ def evaluate(
 ) -> tuple[TaskScore, ...]:
     """How well a run's model answers some tasks; the scores are kept in the run's folder.
 
-    Likelihoods are the model's own, in float32.
+    Tasks, prompts and metrics are lm-evaluation-harness's own; likelihoods are the model's, in
+    float32.
 
     Args:
         run: folder, name, the first characters of its id, or `last`.
-        tasks: tasks, or their TOML files.
+        tasks: names in the library of the harness, or YAML files of its form.
         shots: solved questions before each question; None means as many as a task says.
+        limit: most questions of each task; None asks all.
+        chat: whether questions stand in the model's chat template.
+        system: with `chat`, the system prompt.
         step: step of the checkpoint; None means the newest good one.
         phases: groups of layers that take turns in memory, for a model that is too large for it;
             1 keeps all layers. Scores are the same.
@@ -48,60 +59,85 @@ def evaluate(
             on this host; none let one process score. Scores are the same but for rounding.
         ema: whether averages of the weights that the run keeps (`train.ema`) are scored.
         root: the folder that holds the run folders.
-        progress: called with how many tasks are done.
+        progress: called with what is under way.
 
     Returns:
-        A score for each task, in their order; `metrics` has its numbers.
+        A score for each task and group of tasks; `metrics` has its numbers.
 
     Raises:
         RecordError: no such run, or one of its files has changed.
-        RequestError: no task is named, one cannot be read, or the model has no tokenizer or does
-            not predict the next token; or an override is none of a plan's.
-        InputErrors: lines of a task that are none, or choices that are too long for the model.
+        RequestError: the harness is not installed, no task is named or one cannot be read, or the
+            model has no tokenizer or does not predict the next token; or an override is none of a
+            plan's.
         CheckpointError: it has no such checkpoint, none that is whole, or no averages for `ema`.
         StorageError: the folder cannot be written.
         WindlassError: there is no such plan, or a rank failed.
     """
-    from windlass.data import load_task
-
-    if not tasks:
-        raise RequestError("no task is named; name the TOML file of one")
-    asked = [load_task(Path(task)) if isinstance(task, str | Path) else task for task in tasks]
-    asked = asked if shots is None else [task.with_shots(shots) for task in asked]
-    scores: list[TaskScore] = []
+    record, planned, checkpoint = find_language_model(run, step=step, root=root)
+    require_no_links(record.folder)
     with _answering(
-        run, overrides, step=step, phases=phases, ema=ema, root=root, progress=progress
+        record, planned, checkpoint, overrides, phases=phases, ema=ema, progress=progress
     ) as model:
-        require_no_links(model.folder)
-        encoded = [_encode(model, task) for task in asked]
-        # Ranks start anew each time that they are asked.
-        parts = [encoded] if overrides else [[each] for each in encoded]
-        for part in parts:
-            if progress is not None:
-                progress("evaluating", len(scores), len(asked))
-            scores += _scores(model, part)
-        scores = [score.model_copy(update={"ema": ema}) for score in scores]
-        for score in scores:
-            label = f"step-{model.step:08d}{'-ema' if ema else ''}"
-            name = f"{label}.{score.task}.{score.shots}-shot.json"
-            score.save(model.folder / EVALUATIONS_FOLDER / name)
-    return tuple(scores)
+        scores = _scores(
+            model, planned, tasks, shots=shots, limit=limit, chat=chat, system=system,
+            progress=progress,
+        )  # fmt: skip
+    scores = tuple(score.model_copy(update={"ema": ema}) for score in scores)
+    for score in scores:
+        label = f"step-{score.step:08d}{'-ema' if ema else ''}{'-chat' if chat else ''}"
+        name = f"{label}.{score.task.replace('/', '_')}.{score.shots}-shot.json"
+        score.save(record.folder / EVALUATIONS_FOLDER / name)
+    return scores
+
+
+def _scores(
+    model: "LanguageModel | RanksModel",
+    planned: Planned,
+    tasks: Sequence[str | Path],
+    *,
+    shots: int | None = None,
+    limit: int | None = None,
+    chat: bool = False,
+    system: str | None = None,
+    progress: Progress | None = None,
+) -> tuple[TaskScore, ...]:
+    from windlass.integrations import Harness, task_names
+
+    names = task_names([str(task) for task in tasks])
+    if not names:
+        raise RequestError(
+            "no task is named; name one of lm-evaluation-harness (`--tasks hellaswag`), or a YAML "
+            "file of its form"
+        )
+    if system is not None and not chat:
+        raise RequestError("a system prompt belongs to a chat template; ask in it by `--chat`")
+    if progress is not None:
+        progress("reading tasks", 0, None)
+    identity = request_at_step(planned.request, model.step).model_identity
+    with scratch_folder(model.folder) as folder:
+        write_small_files(identity, model.folder / TOKENIZER_FILE, folder)
+        harness = Harness(names, folder, shots=shots, limit=limit, chat=chat, system=system)
+        if progress is not None:
+            progress("evaluating", 0, None)
+        return harness.scores(model, step=model.step)
 
 
 @contextmanager
 def _answering(
-    run: str | Path,
+    record: RunRecord,
+    planned: Planned,
+    checkpoint: "Checkpoint",
     overrides: Sequence[str],
     *,
-    step: int | None,
     phases: int,
     ema: bool,
-    root: Path | str,
     progress: Progress | None,
 ) -> "Iterator[LanguageModel | RanksModel]":
     """The model that answers: in this process, or on the ranks of a plan if one is named."""
     if not overrides:
-        with streamed_language_model(run, step=step, root=root, phases=phases, ema=ema) as model:
+        with open_language_model(
+            record, planned, checkpoint, NO_OBJECTS, phases=phases, ema=ema
+        ) as model:
             yield model
         return
     from windlass.api.inference.evaluate_on_ranks import plan_ranks
@@ -110,13 +146,12 @@ def _answering(
         raise RequestError(
             f"`phases` = {phases} is of one process, and {overrides[0]} of several; leave one out"
         )
-    record, _, checkpoint = find_language_model(run, step=step, root=root)
     yield plan_ranks(record, checkpoint, overrides, ema=ema, progress=progress)
 
 
 def score(
     run: str | Path,
-    task: "Task | Path | str",
+    task: str | Path,
     *,
     shots: int | None = None,
     step: int | None = None,
@@ -126,41 +161,14 @@ def score(
 
     Args:
         run: folder, name, the first characters of its id, or `last`.
-        task: a task, or its TOML file.
+        task: a name in the library of lm-evaluation-harness, or a YAML file of its form.
         shots: solved questions before each question; None means as many as the task says.
         step: step of the checkpoint; None means the newest good one.
         root: the folder that holds the run folders.
 
     Raises:
-        RecordError: no such run, or one of its files has changed.
-        RequestError: its model does not predict the next token, it has no tokenizer, or the task
-            cannot be read.
-        InputErrors: lines of the task that are none, or choices that are too long for the model.
-        CheckpointError: it has no such checkpoint, or none that is whole.
+        WindlassError: as `evaluate`.
     """
-    from windlass.data import load_task
-
-    asked = load_task(Path(task)) if isinstance(task, str | Path) else task
-    asked = asked if shots is None else asked.with_shots(shots)
-    model = load_language_model(run, step=step, root=root)
-    (made,) = _scores(model, [_encode(model, asked)])
-    return made
-
-
-def _encode(model: "LanguageModel | RanksModel", task: "Task") -> "EncodedTask":
-    from windlass.data import encode_task
-
-    return encode_task(task, model.tokenizer, model.max_sequence)
-
-
-def _scores(
-    model: "LanguageModel | RanksModel", tasks: "Sequence[EncodedTask]"
-) -> Iterator[TaskScore]:
-    """The score of each task, whose questions the model answers at once."""
-    from windlass.data import score_choices
-
-    flat = [choice for task in tasks for choices in task.choices for choice in choices]
-    values = iter(model.log_likelihoods(flat))
-    for task, questions in tasks:
-        answers = [[next(values) for _ in choices] for choices in questions]
-        yield score_choices(task, answers, step=model.step)
+    record, planned, checkpoint = find_language_model(run, step=step, root=root)
+    with open_language_model(record, planned, checkpoint, NO_OBJECTS) as model:
+        return _scores(model, planned, [task], shots=shots)[0]

@@ -139,32 +139,6 @@ def load_language_model(
         return _read_model(record, planned, checkpoint, NO_OBJECTS, folder)
 
 
-@contextmanager
-def streamed_language_model(
-    run: str | Path, *, step: int | None, root: Path | str, phases: int, ema: bool = False
-) -> Iterator[LanguageModel]:
-    """The model of a run whose layers take turns in memory, while the context is open.
-
-    Args:
-        run: folder, name, the first characters of its id, or `last`.
-        step: step of the checkpoint; None means the newest good one.
-        root: the folder that holds the run folders.
-        phases: groups of layers; 1 loads all of them.
-        ema: whether averages that are kept beside the weights are meant.
-
-    Raises:
-        RecordError: no such run, or one of its files has changed.
-        RequestError: its model does not predict the next token, or it has no tokenizer; or
-            `phases` is no number of groups.
-        CheckpointError: it has no such checkpoint, none that is whole, or no averages.
-    """
-    record, planned, checkpoint = find_language_model(run, step=step, root=root)
-    with open_language_model(
-        record, planned, checkpoint, NO_OBJECTS, phases=phases, ema=ema
-    ) as model:
-        yield model
-
-
 def find_language_model(
     run: str | Path, *, step: int | None, root: Path | str
 ) -> "tuple[RunRecord, Planned, Checkpoint]":

@@ -13,11 +13,10 @@ from windlass.api.recipes.recipe_plan import RecipeArm, RecipePlan, request_of
 from windlass.api.runs import load
 from windlass.api.sweeping.sweep import Sweep
 from windlass.data import (
-    Task,
+    CODE_CHOICES,
     code_tasks,
     held_out_texts,
-    load_task,
-    save_task,
+    save_questions,
     standard_error,
 )
 from windlass.errors import DataError, RecordError, RunInterrupted
@@ -94,8 +93,8 @@ def make_report(
         facts=tuple(_facts(plan)),
         comparisons=comparisons,
         scores=scores,
-        questions=len(tasks[0].items) if tasks else 0,
-        chance=tasks[0].chance if tasks else 0.0,
+        questions=_QUESTIONS if tasks else 0,
+        chance=1 / CODE_CHOICES if tasks else 0.0,
     )
 
 
@@ -144,8 +143,8 @@ def _facts(plan: RecipePlan) -> Iterator[ArmFacts]:
 
 def make_tasks(
     plan: RecipePlan, root: Path, progress: Progress | None
-) -> tuple[tuple[Task, ...], tuple[str, ...]]:
-    """The tasks of a folder, made of the recipe's held-out text at first; and why there are none.
+) -> tuple[tuple[Path, ...], tuple[str, ...]]:
+    """The tasks of a folder, made of the recipe's held-out text at first; or why there are none.
 
     Args:
         plan: what is run.
@@ -153,15 +152,18 @@ def make_tasks(
         progress: called with how far preparations are.
     """
     folder = root / _TASKS_FOLDER
-    files = sorted(folder.glob("*.toml"))
+    files = sorted(folder.glob("*.yaml"))
     if not files:
         texts = held_out_texts(prepare_tokens(request_of(plan.settings), progress))
         try:
             made = code_tasks(texts, items=_QUESTIONS, examples=max(_SHOTS))
         except DataError as error:
             return (), (f"No questions were asked: {error}.",)
-        files = sorted(save_task(task, folder) for task in made)
-    return tuple(load_task(file) for file in files), ()
+        files = sorted(
+            save_questions(task.name, task.questions, folder, examples=task.examples)
+            for task in made
+        )
+    return tuple(files), ()
 
 
 class _Scorer:
@@ -170,25 +172,25 @@ class _Scorer:
     def __init__(
         self,
         root: Path,
-        tasks: Sequence[Task],
+        tasks: Sequence[Path],
         stop: Callable[[], bool],
         progress: Progress | None,
     ) -> None:
         self._folder, self._stop, self._progress = root / _SCORES_FOLDER, stop, progress
-        self.asked = [task.with_shots(shots) for task, shots in product(tasks, _SHOTS)]
+        self.asked = list(product(tasks, _SHOTS))
         self.made = 0
 
-    def score(self, run: Path, step: int, task: Task) -> TaskScore:
+    def score(self, run: Path, step: int, task: Path, shots: int) -> TaskScore:
         """The score of a run's checkpoint on a task.
 
         Raises:
             RunInterrupted: a stop was asked for.
         """
-        file = self._folder / f"{run.name}-{step}-{task.name}-{task.shots}.json"
+        file = self._folder / f"{run.name}-{step}-{task.stem}-{shots}.json"
         if not file.is_file():
             if self._stop():
                 raise RunInterrupted("scoring stopped; the same command goes on")
-            score(run, task, step=step).save(file)
+            score(run, task, step=step, shots=shots).save(file)
         self.made += 1
         if self._progress is not None:
             self._progress("scoring", self.made, None)
@@ -204,9 +206,10 @@ def _scores(
             continue
         own = [run for run in runs if run.arm == arm.name]
         steps = [_nearest(run, comparison.budget, comparison.amount) for run in own]
-        for task in scorer.asked:
+        for task, shots in scorer.asked:
             found = [
-                scorer.score(run.folder, step, task) for run, step in zip(own, steps, strict=True)
+                scorer.score(run.folder, step, task, shots)
+                for run, step in zip(own, steps, strict=True)
             ]
             yield _mean_score(arm.name, comparison.budget, steps[0], found)
 
@@ -225,10 +228,10 @@ def _nearest(run: _Scored, budget: Budget, amount: float) -> int:
 
 def _mean_score(arm: str, budget: Budget, step: int, found: Sequence[TaskScore]) -> ArmScore:
     """The mean over seeds; the standard error is over questions, each the mean of its answers."""
-    plain = [fmean(answers) for answers in zip(*(one.correct for one in found), strict=True)]
-    normalised = [
-        fmean(answers) for answers in zip(*(one.correct_normalised for one in found), strict=True)
-    ]
+    plain, normalised = (
+        [fmean(answers) for answers in zip(*(one.answers[metric] for one in found), strict=True)]
+        for metric in ("acc", "acc_norm")
+    )
     return ArmScore(
         arm=arm,
         budget=budget,

@@ -239,7 +239,7 @@ def _write_questions(root: Path) -> Path:
     """The task of a recipe's folder, made with its conversations unless they are there."""
     from windlass.data import QUESTIONS_TASK, save_library_questions
 
-    task = root / f"{QUESTIONS_TASK}.toml"
+    task = root / f"{QUESTIONS_TASK}.yaml"
     return task if task.is_file() else save_library_questions(root)[1]
 
 
@@ -281,4 +281,4 @@ def _accuracy(path: Path, task: Path) -> float:
     """The share of a task's questions that a run answers right; its scores are kept."""
     kept = sorted((path / EVALUATIONS_FOLDER).glob(f"*.{task.stem}.*.json"))
     score = TaskScore.load(kept[-1]) if kept else evaluate(path, task)[0]
-    return score.accuracy
+    return score.metric("acc")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from windlass.api.objects import model_arguments
+from windlass.api.fine_tuning.small_files import exported_config, special_tokens
 from windlass.api.runs import RUNS, load
 from windlass.api.training.legs import request_at_step
 from windlass.api.training.resume import objects_of_record
@@ -15,13 +15,8 @@ from windlass.errors import CheckpointError, RequestError, did_you_mean
 from windlass.models import (
     ResNetConfig,
     TransformerConfig,
-    apply_model_arguments,
-    apply_resnet_arguments,
     has_config,
-    is_causal,
     is_residual,
-    model_config,
-    resnet_config,
     runs_by_transformers,
 )
 from windlass.schema import (
@@ -183,7 +178,7 @@ def _write(
             f"`{identity.name}` is a model of your own, which `transformers` does not know; export "
             "it as one file (`--to FILE.safetensors`)"
         )
-    config = _config(identity)
+    config = exported_config(identity)
     if target.format == "peft":
         if identity.lora is None or isinstance(config, ResNetConfig):
             raise RequestError(
@@ -195,7 +190,7 @@ def _write(
     template = run / CHAT_TEMPLATE_FILE
     layout = export_layout(
         config, stack.tied_weights, tokenizer=tokenizer,
-        special_tokens=_special_tokens(identity.name, tokenizer),
+        special_tokens=special_tokens(identity.name, tokenizer),
         chat_template=template.read_bytes() if template.is_file() else None,
         classes=_learned_classes(run, config),
     )  # fmt: skip
@@ -203,18 +198,6 @@ def _write(
         export_huggingface(checkpoint, stack, layout, target.path)
     else:
         _write_gguf(target.path, checkpoint, stack, layout)
-
-
-def _special_tokens(model: str, tokenizer: Path | None) -> dict[str, tuple[int, str]]:
-    """Id and text of the special tokens of a model that writes text; none for another one."""
-    from windlass.data import load_tokenizer
-
-    if tokenizer is None or not is_causal(model):
-        return {}
-    loaded = load_tokenizer(tokenizer)
-    end = str(loaded.backend.id_to_token(loaded.end_of_text))
-    ids = loaded.backend.get_vocab()
-    return {name: (ids[text], text) for name, text in {"eos_token": end, **loaded.special}.items()}
 
 
 def _learned_classes(
@@ -227,19 +210,6 @@ def _learned_classes(
         return None
     examples = load_examples(run / EXAMPLES_FILE)
     return None if examples is None else examples.classes
-
-
-def _config(identity: ModelIdentity) -> TransformerConfig | ResNetConfig:
-    """The configuration that a model was trained in.
-
-    Raises:
-        ModelError: it cannot be built any more.
-    """
-    arguments = model_arguments(identity)
-    residual = resnet_config(identity.name)
-    if residual is not None:
-        return apply_resnet_arguments(residual, arguments)
-    return apply_model_arguments(model_config(identity.name), arguments)
 
 
 def _write_gguf(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from windlass.api.data import prepare_data, size_of
 from windlass.api.machines import Progress
 from windlass.api.plan import Planned
-from windlass.api.run_tasks import requested_tasks, save_run_tasks
+from windlass.api.run_tasks import requested_tasks
 from windlass.api.training.disk_check import require_disk_space
 from windlass.api.training.inputs.batches import (
     data_metadata,
@@ -126,7 +126,7 @@ def start_run(
     def fill_folder(run: RunFolder) -> None:
         run.seal(
             *save_run_data(tokens, run.path),
-            *save_run_tasks(tasks, run.path),
+            *tasks.save(run.path),
             *save_model_config(planned.request.model.name, run.path),
         )
         link_to_parent(parent, planned, run.path)

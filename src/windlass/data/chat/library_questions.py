@@ -12,7 +12,7 @@ from windlass.atomic_files import atomic_write
 from windlass.data.chat.chat_template import ChatTemplate
 from windlass.data.chat.find_template import find_chat_template
 from windlass.data.sources import STDLIB, find_corpus
-from windlass.data.tasks import Task, TaskItem, save_task
+from windlass.data.tasks import Question, save_questions
 
 QUESTIONS_TASK = "library-names"
 """Name of the task."""
@@ -48,7 +48,7 @@ def save_library_questions(folder: Path) -> tuple[Path, Path]:
         folder: receives `conversations.jsonl`, and the files of the task.
 
     Returns:
-        The conversations, and the task's TOML file, whose contexts have the template `plain`.
+        The conversations, and the task's YAML file, whose contexts have the template `plain`.
 
     Raises:
         DataError: this Python has no sources of its standard library.
@@ -64,7 +64,7 @@ def save_library_questions(folder: Path) -> tuple[Path, Path]:
         trained += [question for name in later for question in _questions(name, kind)]
     template = find_chat_template("bpe", "plain")
     items = tuple(_item(question, template) for question in sorted(asked, key=_order))
-    task = save_task(Task(name=QUESTIONS_TASK, items=items), folder)
+    task = save_questions(QUESTIONS_TASK, items, folder)
     lines = [json.dumps(_conversation(question)) for question in sorted(trained, key=_order)]
     conversations = folder / _CONVERSATIONS_FILE
     atomic_write(conversations, "\n".join(lines) + "\n")
@@ -101,10 +101,10 @@ def _conversation(question: _Question) -> Mapping[str, object]:
     return {"messages": [{"role": role, "content": content} for role, content in turns]}
 
 
-def _item(question: _Question, template: ChatTemplate) -> TaskItem:
+def _item(question: _Question, template: ChatTemplate) -> Question:
     turns = [{"role": "user", "content": question.text}]
     context = template.render(turns, generation_prompt=True).text
-    return TaskItem(context=context, choices=question.choices, answer=question.answer)
+    return Question(context, question.choices, question.answer)
 
 
 def _order(question: _Question) -> str:

@@ -1,29 +1,15 @@
-"""Tasks, scored by the likelihood that a model gives each choice, target or text."""
+"""What a model is asked: choices behind contexts, and questions made of text."""
 
-from windlass.data.tasks.code_tasks import code_tasks
-from windlass.data.tasks.encode_choices import (
-    EncodedChoice,
-    EncodedTask,
-    encode_choices,
-    encode_task,
-)
-from windlass.data.tasks.task import Task, load_task, save_task
-from windlass.data.tasks.task_items import TargetItem, TaskItem, TextItem
-from windlass.data.tasks.task_score import ChoiceLikelihood, score_choices, standard_error
+from windlass.data.tasks.choices import ChoiceLikelihood, EncodedChoice
+from windlass.data.tasks.code_tasks import CODE_CHOICES, code_tasks
+from windlass.data.tasks.question_file import Question, save_questions, standard_error
 
 __all__ = [
+    "CODE_CHOICES",
     "ChoiceLikelihood",
     "EncodedChoice",
-    "EncodedTask",
-    "TargetItem",
-    "Task",
-    "TaskItem",
-    "TextItem",
+    "Question",
     "code_tasks",
-    "encode_choices",
-    "encode_task",
-    "load_task",
-    "save_task",
-    "score_choices",
+    "save_questions",
     "standard_error",
 ]

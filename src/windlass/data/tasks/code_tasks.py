@@ -5,9 +5,9 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from windlass.data.tasks.task import Task
-from windlass.data.tasks.task_items import TaskItem
+from windlass.data.tasks.question_file import Question
 from windlass.errors import DataError
 
 _CONTEXT_LINES = 4
@@ -15,7 +15,8 @@ _CONTEXT_CHARACTERS = 180
 """Most characters of a context, so that three of them fit into the sequence of a small model."""
 _LINE = (10, 56)
 """Fewest and most characters of a line that is asked for, without its indentation."""
-_CHOICES = 4
+CODE_CHOICES = 4
+"""Choices of each question."""
 _ALIKE = 0.35
 """Largest relative difference in length between the choices of a question."""
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{2,}")
@@ -34,9 +35,18 @@ class _Place:
     """A hash of all this, by which questions are picked."""
 
 
+class CodeTask(NamedTuple):
+    """Questions of one kind."""
+
+    name: str
+    questions: tuple[Question, ...]
+    examples: tuple[Question, ...]
+    """Solved ones of few-shot scoring."""
+
+
 def code_tasks(
-    texts: Iterable[str], *, items: int = 200, examples: int = 4, shots: int = 0
-) -> tuple[Task, ...]:
+    texts: Iterable[str], *, items: int = 200, examples: int = 4
+) -> tuple[CodeTask, ...]:  # fmt: skip
     """Two tasks made of Python sources.
 
     `next-line` asks which of four lines follows some lines of a function; the other three stand in
@@ -47,7 +57,6 @@ def code_tasks(
         texts: sources that no model was trained on, a file each.
         items: questions of each task.
         examples: solved questions of each task, from other places.
-        shots: solved questions that stand before each question.
 
     Raises:
         DataError: the texts have too few lines of that kind.
@@ -58,18 +67,16 @@ def code_tasks(
         "next-line": _next_lines(places, items + examples),
         "last-name": _last_names(places, documents, items + examples),
     }
-    tasks = []
     for name, questions in made.items():
         if len(questions) < items + examples:
             raise DataError(
                 f"{len(documents)} held-out texts give {len(questions)} questions of task "
                 f"`{name}`, which needs {items + examples}; hold out more text (`data.held_out`)"
             )
-        task = Task(
-            name=name, items=tuple(questions[examples:]), examples=tuple(questions[:examples])
-        )
-        tasks.append(task.with_shots(shots))
-    return tuple(tasks)
+    return tuple(
+        CodeTask(name, tuple(questions[examples:]), tuple(questions[:examples]))
+        for name, questions in made.items()
+    )
 
 
 def _places(documents: Sequence[str]) -> Iterable[_Place]:
@@ -102,11 +109,11 @@ def _is_code(line: str) -> bool:
     return bare != line and line.isascii() and bare[0] not in "#\"')]}" and '"""' not in bare
 
 
-def _next_lines(places: Sequence[_Place], count: int) -> list[TaskItem]:
+def _next_lines(places: Sequence[_Place], count: int) -> list[Question]:
     by_indentation: dict[str, list[_Place]] = defaultdict(list)
     for place in places:
         by_indentation[place.indentation].append(place)
-    items: list[TaskItem] = []
+    items: list[Question] = []
     for place in places:
         if len(items) == count:
             break
@@ -120,8 +127,8 @@ def _next_lines(places: Sequence[_Place], count: int) -> list[TaskItem]:
     return items
 
 
-def _last_names(places: Sequence[_Place], documents: Sequence[str], count: int) -> list[TaskItem]:
-    items: list[TaskItem] = []
+def _last_names(places: Sequence[_Place], documents: Sequence[str], count: int) -> list[Question]:
+    items: list[Question] = []
     for place in places:
         if len(items) == count:
             break
@@ -141,7 +148,7 @@ def _last_names(places: Sequence[_Place], documents: Sequence[str], count: int) 
 
 def _item(
     place: _Place, context: str, before: str, right: str, candidates: Iterable[str]
-) -> TaskItem | None:
+) -> Question | None:
     """A question with the first candidates that are about as long as the right choice.
 
     Args:
@@ -156,13 +163,13 @@ def _item(
         alike = abs(len(text) - len(right)) <= _ALIKE * max(len(text), len(right))
         if alike and text != right and text not in wrong:
             wrong.append(text)
-        if len(wrong) == _CHOICES - 1:
+        if len(wrong) == CODE_CHOICES - 1:
             break
     else:
         return None
-    answer = int(place.order[:8], 16) % _CHOICES
+    answer = int(place.order[:8], 16) % CODE_CHOICES
     choices = [*wrong[:answer], right, *wrong[answer:]]
-    return TaskItem(
+    return Question(
         context=context, choices=tuple(before + text for text in choices), answer=answer
     )
 

@@ -14,7 +14,11 @@ from torch.nn.functional import pad
 
 from windlass.errors import ModelError
 from windlass.models.adapter_files.peft_folder import open_peft_folder
-from windlass.models.adapter_files.peft_weights import PeftWeights, fit_adapters
+from windlass.models.adapter_files.peft_weights import (
+    PeftWeights,
+    fit_adapters,
+    without_tied_copies,
+)
 from windlass.models.adapter_files.stacked_experts import PEFT_PREFIX
 from windlass.models.config import TransformerConfig
 from windlass.models.experts.mixture import Experts
@@ -41,6 +45,8 @@ class PeftAdapter:
     """What the output of each adapter is multiplied with."""
     whole: tuple[str, ...]
     """Full names of our weights that are trained whole beside the adapters."""
+    tied: Mapping[str, str]
+    """Full names of the weights that have the values of one that is trained whole, with its."""
     expert_rank: int
     """The largest rank of an adapter of experts, to which PEFT's other ones are filled up with
     zeros: it stacks them, and reads one rank for all. 0 if there are none."""
@@ -75,9 +81,14 @@ class PeftAdapter:
                 yield f"{module}.lora_B.weight", part
 
     def whole_tensors(self, weight: str, value: Tensor) -> Iterator[tuple[str, Tensor]]:
-        """The tensors of one weight of ours that is trained whole."""
-        for name, part in self.names.split(weight, value):
-            yield PEFT_PREFIX + self.names.family.module_name(name), part
+        """The tensors of one weight of ours that is trained whole, and of those tied to it.
+
+        PEFT unties a module that it keeps whole, unless the file has all that were tied.
+        """
+        users = [user for user, owner in self.tied.items() if owner == weight]
+        for each in (weight, *users):
+            for name, part in self.names.split(each, value):
+                yield PEFT_PREFIX + self.names.family.module_name(name), part.clone()
 
     def content(self, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
         """The content of `adapter_config.json` for adapters of these ranks."""
@@ -95,7 +106,9 @@ class PeftAdapter:
             "rank_pattern": others,
             "alpha_pattern": {name: self.scale * other for name, other in others.items()},
             "target_modules": _target_modules(frozenset(ranks), self.modules - ranks.keys()),
-            "modules_to_save": sorted({*_modules_of(self.names, self.whole)}) or None,
+            "modules_to_save": sorted({*_modules_of(self.names, (*self.whole, *self.tied))})
+            or None,
+            "ensure_weight_tying": bool(self.tied),
         }
 
 
@@ -133,6 +146,7 @@ def peft_adapter(config: TransformerConfig, stack: LayerStack, request: LoraRequ
     modules = frozenset(_sources(names, linears))
     return PeftAdapter(
         names=names, modules=modules, config=content, scale=request.scale, whole=whole,
+        tied={user: owner for user, owner in stack.tied_weights.items() if owner in whole},
         expert_rank=_expert_rank(stack),
     )  # fmt: skip
 
@@ -159,7 +173,7 @@ def fitting_adapters(config: TransformerConfig, stack: LayerStack, folder: Path)
         folder: the folder.
 
     Raises:
-        ModelError: it is no folder of PEFT, or one of another base.
+        ModelError: it is no folder of PEFT, one of another base, or one that unties weights.
         InputErrors: everything that makes an adapter more than two factors beside a product.
     """
     linears = {name: tuple(module.weight.shape) for name, module in _linear_modules(stack)}
@@ -170,6 +184,7 @@ def fitting_adapters(config: TransformerConfig, stack: LayerStack, folder: Path)
     }
     names = adapter_names(config)[0]
     adapters = open_peft_folder(folder).with_names_of_tensors(names.family)
+    adapters = without_tied_copies(adapters, names, stack.tied_weights)
     return fit_adapters(adapters, names, linears, weights, model=config.name)
 
 

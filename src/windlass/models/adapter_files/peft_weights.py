@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 
 import torch
@@ -252,6 +252,43 @@ def fit_adapters(
         folder=folder, names=names, parts=parts, others=others,
         experts=frozenset(experts) & adapted.keys(), scale=scale, whole=frozenset(whole),
     )  # fmt: skip
+
+
+def without_tied_copies(
+    folder: PeftFolder, names: TensorNames, tied: Mapping[str, str]
+) -> PeftFolder:
+    """The folder without weights that it keeps for modules that are tied to another one.
+
+    Args:
+        folder: the folder.
+        names: the model's tensors in Hugging Face.
+        tied: full name of each tied weight of the model, and that of its owner.
+
+    Raises:
+        ModelError: PEFT would untie them: it keeps one of them whole, or both with other values.
+    """
+    copies: set[str] = set()
+    kept = folder.config.get("modules_to_save") or ()
+    for user, owner in tied.items():
+        for copy, source in zip(names.sources(user), names.sources(owner), strict=True):
+            stored = [folder.whole(name) for name in (copy, source)]
+            module = source.rpartition(".")[0]
+            alone = not any(module == name or module.endswith(f".{name}") for name in kept)
+            # A weight that was resized or saved in its place stays tied, as PEFT loads it there.
+            if stored == [None, None] or (stored[0] is None and alone):
+                continue
+            if None in stored or not torch.equal(
+                folder.read_whole(copy), folder.read_whole(source)
+            ):
+                raise ModelError(
+                    f"the adapters of `{folder.path}` train `{module}` apart from "
+                    f"`{copy.rpartition('.')[0]}`, and the model ties them; train them together in "
+                    "PEFT (`ensure_weight_tying=True`), or untie the base "
+                    "(`tie_word_embeddings` = false, with a tensor of each)"
+                )
+            copies.add(f"{PEFT_PREFIX}{copy}")
+    stored_alone = {name: each for name, each in folder.stored.items() if name not in copies}
+    return replace(folder, stored=stored_alone)
 
 
 def _modules(

@@ -1,7 +1,7 @@
 """Replaces linear layers of a model by sparse ones, by their roles or by patterns of names."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from itertools import islice
 from pathlib import Path
@@ -180,6 +180,24 @@ def _known_roles(model: nn.Module) -> Iterator[tuple[str, RoleOutputs]]:
         if isinstance(module, Sparsifiable):
             for inner, roles in module.sparse_roles().items():
                 yield f"{path}.{inner}" if path else inner, roles
+
+
+def joined_matrices(layers: Iterable[tuple[str, nn.Module]]) -> dict[str, tuple[int, ...]]:
+    """Rows of each matrix in a weight that is several, such as queries, keys and values.
+
+    Args:
+        layers: the layers of a model with their names.
+
+    Returns:
+        Rows by the full name of the weight; weights that are one matrix are left out.
+    """
+    roles = ((name, _known_roles(layer)) for name, layer in layers)
+    return {
+        f"{name}.{path}.weight": tuple(rows for _, rows in parts)
+        for name, own in roles
+        for path, parts in own
+        if len(parts) > 1
+    }
 
 
 def _linear_names(model: nn.Module) -> Iterator[str]:

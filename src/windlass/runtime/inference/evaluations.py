@@ -3,12 +3,13 @@
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
 
 from windlass.data import TrainingBatches
 from windlass.runtime.inference.held_out_loss import HeldOutLoss, evaluate, with_averages
 from windlass.runtime.inference.rank_passes import RankPasses
-from windlass.runtime.inference.score_tasks import score_tasks
+from windlass.runtime.inference.score_tasks import likelihoods_on_ranks
 from windlass.runtime.optimizer_state.averages import Averaging
 from windlass.schema import TrainSettings
 
@@ -68,7 +69,10 @@ class Evaluations:
         averaging, store = self.averaging, self.passes.store
         trains_averages = averaging is not None and not averaging.is_kept
         with store.averaged(averaging) if averaging and trains_averages else nullcontext():
-            return score_tasks(self.passes, self.passes.context.tasks)
+            tasks = self.passes.context.tasks
+            return (
+                {} if tasks is None else tasks.metrics(partial(likelihoods_on_ranks, self.passes))
+            )
 
     def _loss_is_due(self, step: int) -> bool:
         settings = self._settings
@@ -76,7 +80,7 @@ class Evaluations:
 
     def _tasks_are_due(self, step: int) -> bool:
         every = self._settings.evaluate_tasks_every or self._settings.evaluate_every
-        return bool(self.passes.context.tasks) and self._is_due(step, every)
+        return self.passes.context.tasks is not None and self._is_due(step, every)
 
     def _is_due(self, step: int, every: int) -> bool:
         return step == self._settings.steps or step % every == 0

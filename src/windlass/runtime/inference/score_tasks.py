@@ -1,41 +1,24 @@
-"""The scores of tasks on the ranks of a plan, which answer the questions together."""
+"""How likely the ranks of a plan find choices, which they answer together."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from windlass.data import ChoiceLikelihood, EncodedChoice, EncodedTask, score_choices
+from windlass.data import ChoiceLikelihood, EncodedChoice
 from windlass.runtime.distributed.p2p import output_shapes
 from windlass.runtime.inference.rank_passes import RankPasses
 from windlass.runtime.inference.score import ChoiceBatches
-
-
-def score_tasks(passes: RankPasses, tasks: Sequence[EncodedTask]) -> Mapping[str, float]:
-    """The metrics of some tasks by `TASK.METRIC`, the same on all ranks.
-
-    Each replica takes its part of the batches, also one that has a part of each sequence in
-    training, and batches are no larger than there. Likelihoods are those of the precision that the
-    run computes in.
-
-    Args:
-        passes: the rank that computes.
-        tasks: the tasks, whose choices the model can read.
-    """
-    flat = [choice for task in tasks for choices in task.choices for choice in choices]
-    found = iter(likelihoods_on_ranks(passes, flat))
-    scores: dict[str, float] = {}
-    for task, choices in tasks:
-        rows = [[next(found) for _ in row] for row in choices]
-        score = score_choices(task, rows, bootstrap=False)
-        scores |= {f"{task.name}.{metric.name}": metric.value for metric in score.metrics}
-    return scores
 
 
 def likelihoods_on_ranks(
     passes: RankPasses, choices: Sequence[EncodedChoice]
 ) -> list[ChoiceLikelihood]:
     """The likelihood of each choice, the same on all ranks.
+
+    Each replica takes its part of the batches, also one that has a part of each sequence in
+    training, and batches are no larger than there. Likelihoods are those of the precision that the
+    run computes in.
 
     Args:
         passes: the rank that computes.

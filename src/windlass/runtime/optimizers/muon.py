@@ -6,9 +6,11 @@
 
 Sources: Jordan et al. 2024, https://kellerjordan.github.io/posts/muon; the factor, with which an
 update is as large as AdamW's and takes its learning rate, Liu et al. 2025, arXiv:2502.16982,
-equation 4. Matrices between a model's first and last layer are updated so, all else by AdamW.
+equation 4. Matrices between a model's first and last layer are updated so, all else by AdamW; a
+weight that is several matrices, such as queries, keys and values, is updated matrix by matrix.
 """
 
+from collections.abc import Sequence
 from math import sqrt
 
 import torch
@@ -54,16 +56,36 @@ def orthogonal(matrix: Tensor) -> Tensor:
     return x.T if is_tall else x
 
 
+def orthogonal_parts(weight: Tensor, rows: Sequence[int]) -> Tensor:
+    """`[rows columns]`: each matrix of a weight made orthogonal, in the scale of the longest side.
+
+    Queries, keys and values are matrices of their own, however they are stored.
+
+    Args:
+        weight: `[rows columns]`.
+        rows: those of each matrix; none for a weight that is one matrix.
+    """
+    if not rows:
+        return orthogonal(weight)
+    columns = weight.size(1)
+    longest = max(*rows, columns)
+    parts = [
+        orthogonal(part).mul_(sqrt(max(len(part), columns) / longest))
+        for part in weight.split(list(rows))
+    ]
+    return torch.cat(parts)
+
+
 def apply(
-    master: Tensor, update: Tensor, full_shape: tuple[int, ...], step: Hyperparameters
-) -> None:
+    master: Tensor, update: Tensor, longest: int, step: Hyperparameters
+) -> None:  # fmt: skip
     """Updates a part of a matrix in place.
 
     Args:
         master: master weights of the part.
         update: the same part of the orthogonal matrix.
-        full_shape: rows and columns of the whole matrix.
+        longest: the longest side of the whole matrix, or of the matrices that a weight is.
         step: hyperparameters.
     """
     master.mul_(1 - step.host_rate * step.decay)
-    master.add_(update, alpha=-step.host_rate * _RMS * sqrt(max(full_shape)))
+    master.add_(update, alpha=-step.host_rate * _RMS * sqrt(longest))

@@ -44,13 +44,18 @@ class Optimizer(GradientNorms):
         settings: optimizer, its hyperparameters, learning rate and clip.
         device: device of the weights.
         moments: storage format of the moments; all but float32 are decoded part by part.
+        joined: rows of each matrix in a weight that is several, by its full name; None if none is.
     """
 
     def __init__(
-        self, settings: TrainSettings, device: Device, moments: MomentFormat = "float32"
+        self,
+        settings: TrainSettings,
+        device: Device,
+        moments: MomentFormat = "float32",
+        joined: Mapping[str, tuple[int, ...]] | None = None,
     ) -> None:
         super().__init__(device)
-        self._settings = settings
+        self._settings, self._joined = settings, joined or {}
         self.numbers = StepNumbers(settings, device)
         """Learning rates and the clip divisor of each step."""
         self._law = optimizer_law(settings.optimizer)
@@ -237,9 +242,15 @@ class Optimizer(GradientNorms):
                 gradient, weight.gradient = weight.gradient.to(weight.master.dtype), None
                 own = muon.momentum_update(weight.moments[0].values, gradient, own_hyper)
             full = ranks.gather(name, own)
-            part = ranks.part(name, muon.orthogonal(full))
+            rows = self._joined.get(name, ())
+            part = ranks.part(name, muon.orthogonal_parts(full, rows))
             if weight is not None and own is not None:
-                muon.apply(weight.master.detach(), part, tuple(full.shape), own_hyper)
+                muon.apply(
+                    weight.master.detach(),
+                    part,
+                    max(*(rows or full.shape), full.size(1)),
+                    own_hyper,
+                )
                 weight.refresh_working_copy()
                 weight.steps.add_(1)
 

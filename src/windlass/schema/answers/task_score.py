@@ -1,21 +1,24 @@
 """The score of a model on a task."""
 
-import math
-from statistics import fmean
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import model_validator
 
 from windlass.document import Document
 
-OutputType = Literal["multiple_choice", "loglikelihood", "loglikelihood_rolling"]
-"""What a task asks of a model, in the words of lm-evaluation-harness: which of several choices it
-finds likeliest, how likely a target is after a context, or how likely whole texts are."""
+_FORMER_KEYS = (
+    "output_type", "correct", "correct_normalised", "answer_nats", "chance",
+)  # fmt: skip
+"""Keys of scores that earlier versions kept; their metrics say the same."""
 
 
 class TaskMetric(Document):
     """One number of a score."""
 
     name: str
-    """`acc`, `acc_norm`, `bits_per_byte`, `perplexity`, `word_perplexity` or `byte_perplexity`."""
+    """In the words of lm-evaluation-harness, such as `acc`, `acc_norm` or `perplexity`; behind a
+    filter with its name, such as `exact_match.strict-match`."""
     value: float
     standard_error: float | None = None
     """How far another draw of as many questions may be; None where it is not known."""
@@ -25,35 +28,29 @@ class TaskScore(Document):
     """How well a model answers the questions of a task."""
 
     task: str
-    output_type: OutputType = "multiple_choice"
     shots: int
     step: int | None = None
     """The step of the checkpoint; None of weights that belong to no run."""
     ema: bool = False
     """Whether averages that the run keeps beside its weights answered (`train.ema`)."""
-    correct: tuple[bool, ...]
-    """Whether the right choice was the likeliest one, for each question; of a target, whether each
-    of its tokens was the likeliest one. Empty for whole texts."""
-    correct_normalised: tuple[bool, ...]
-    """Whether it was the likeliest one per character; only of several choices."""
-    answer_nats: float
-    """Mean negative log-likelihood of what is right, per byte of it."""
-    chance: float
-    """The accuracy of a guess."""
+    chat: bool = False
+    """Whether the questions stood in the model's chat template."""
     metrics: tuple[TaskMetric, ...] = ()
     """All numbers of the task, in the order in which they are printed."""
+    answers: Mapping[str, tuple[float, ...]] = {}
+    """What each question counts in a metric that is a mean over questions, by its name."""
 
-    @property
-    def accuracy(self) -> float:
-        """Share of questions whose right choice is the likeliest one; NaN for whole texts."""
-        return fmean(self.correct) if self.correct else math.nan
+    @model_validator(mode="before")
+    @classmethod
+    def _without_former_keys(cls, values: Any) -> Any:  # noqa: ANN401  JSON of any kind
+        if not isinstance(values, dict):
+            return values
+        return {key: value for key, value in values.items() if key not in _FORMER_KEYS}
 
-    @property
-    def accuracy_normalised(self) -> float:
-        """The same for the log-likelihood per character, which does not favour short choices."""
-        return fmean(self.correct_normalised) if self.correct_normalised else math.nan
+    def metric(self, name: str) -> float:
+        """The value of a metric.
 
-    @property
-    def bits_per_byte(self) -> float:
-        """Bits that the model needs for a byte of what is right."""
-        return self.answer_nats / math.log(2)
+        Raises:
+            KeyError: the task has none of that name.
+        """
+        return {metric.name: metric.value for metric in self.metrics}[name]

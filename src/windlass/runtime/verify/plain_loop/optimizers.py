@@ -4,7 +4,7 @@ They are torch's own where torch has them, and else the formulas of their papers
 """
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -23,6 +23,7 @@ def plain_optimizer(
     *,
     hidden: Iterable[nn.Parameter] = (),
     names: Mapping[int, str] | None = None,
+    joined: Mapping[str, Sequence[int]] | None = None,
 ) -> torch.optim.Optimizer:
     """The optimizer of a run; each step's learning rate times `factor` is to be set in its groups.
 
@@ -31,6 +32,7 @@ def plain_optimizer(
         settings: of the run.
         hidden: those between the first and the last layer.
         names: full name of each weight by its `id`; None if no group of the settings needs them.
+        joined: rows of each matrix in a weight that is several, by its full name; None if none is.
     """
     groups = [
         _group_of(weight, (names or {}).get(id(weight), ""), settings) for weight in parameters
@@ -49,7 +51,12 @@ def plain_optimizer(
         case "lion":
             return _PlainOptimizer(groups, decay, lambda *args: _lion(settings, *args))
         case "muon":
-            inner = {id(weight) for weight in hidden if weight.dim() == 2}
+            rows = joined or {}
+            inner = {
+                id(weight): rows.get((names or {}).get(id(weight), ""), (len(weight),))
+                for weight in hidden
+                if weight.dim() == 2
+            }
             return _PlainOptimizer(groups, decay, lambda *args: _muon(settings, inner, *args))
         case "lamb":
             return _PlainOptimizer(groups, decay, lambda *args: _lamb(settings, *args))
@@ -112,7 +119,7 @@ def _lamb(
 
 def _muon(
     settings: TrainSettings,
-    inner: Collection[int],
+    inner: Mapping[int, Sequence[int]],
     w: Tensor,
     g: Tensor,
     state: dict[str, Any],
@@ -125,15 +132,22 @@ def _muon(
     momentum = settings.momentum
     m = state["m"] = momentum * state.get("m", torch.zeros_like(w)) + (1 - momentum) * g
     u = (1 - momentum) * g + momentum * m if settings.nesterov else m
-    x = u if u.dtype == torch.float64 else u.to(torch.bfloat16)
+    directions = [
+        math.sqrt(max(part.shape)) * _orthogonal(part).to(w.dtype)
+        for part in u.split(list(inner[id(w)]))
+    ]
+    w.sub_(rate * decay * w + rate * 0.2 * torch.cat(directions))
+
+
+def _orthogonal(matrix: Tensor) -> Tensor:
+    x = matrix if matrix.dtype == torch.float64 else matrix.to(torch.bfloat16)
     tall = x.shape[0] > x.shape[1]
     x = x.mT if tall else x
     x = x / max(float(x.norm()), 1e-7)
     for _ in range(5):
         s = x @ x.mT
         x = 3.4445 * x + (-4.7750 * s + 2.0315 * s @ s) @ x
-    x = x.mT if tall else x
-    w.sub_(rate * decay * w + rate * 0.2 * math.sqrt(max(w.shape)) * x.to(w.dtype))
+    return x.mT if tall else x
 
 
 def _adamw(

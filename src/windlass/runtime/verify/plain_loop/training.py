@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
+from windlass.models import joined_matrices
 from windlass.runtime.verify.plain_loop.data_order import PlainBatches
 from windlass.runtime.verify.plain_loop.documents import PlainDocuments
 from windlass.runtime.verify.plain_loop.dropout import key_dropouts, mixed
@@ -226,7 +227,8 @@ def _optimizer(
         for name, layer in reversed(layers)
         for path, parameter in layer.named_parameters()
     }
-    return plain_optimizer(parameters, settings, hidden=hidden, names=names)
+    joined = joined_matrices(layers)
+    return plain_optimizer(parameters, settings, hidden=hidden, names=names, joined=joined)
 
 
 def plain_learning_rate(settings: TrainSettings, step: int) -> float:
