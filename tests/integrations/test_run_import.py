@@ -299,3 +299,31 @@ def test_settings_of_hyperparameters_are_read_from_event_files(tmp_path: Path):
     item, *_ = import_runs(tmp_path / "logs", tmp_path / "runs").runs
     values = json.loads((item.folder / CONFIG_FILE).read_text())["values"]
     assert values == {"lr": 0.25, "optimizer": "adam", "amp": True}
+
+
+def test_what_a_restarted_writer_had_written_behind_its_step_is_left_out(tmp_path: Path):
+    from tensorboard.compat.proto import event_pb2, summary_pb2
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+    folder = tmp_path / "logs"
+
+    def write(suffix: str, values: dict[int, float], start: int | None) -> None:
+        writer = EventFileWriter(str(folder), filename_suffix=suffix)
+        if start is not None:  # as `SummaryWriter(purge_step=...)` does
+            session = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+            writer.add_event(event_pb2.Event(wall_time=10, step=start, session_log=session))
+        for step, value in values.items():
+            one = summary_pb2.Summary.Value(tag="loss", simple_value=value)
+            summary = summary_pb2.Summary(value=[one])
+            writer.add_event(event_pb2.Event(wall_time=10 + step, step=step, summary=summary))
+        writer.close()
+
+    write(".1", {1: 4.0, 2: 3.0, 3: 9.0, 4: 9.0}, None)
+    write(".2", {3: 2.0}, 3)
+
+    item, *_ = import_runs(folder, tmp_path / "runs").runs
+
+    rows = journal_of(item.folder).rows
+    assert series(rows)["loss"] == [
+        (step, value.hex()) for step, value in ((1, 4.0), (2, 3.0), (3, 2.0))
+    ]

@@ -5,7 +5,7 @@ import sys
 
 from made_sweeps import made_request
 
-from windlass.sweep.sampler import next_point
+from windlass.sweep.sampler import _distribution, _told, next_point
 from windlass.sweep.sweep_file import SweepRequest, Trial
 
 SPACE = {
@@ -54,6 +54,20 @@ def test_tpe_learns_from_pruned_and_knows_of_running_trials() -> None:
     assert next_point(request, trials, 15) != next_point(request, trials + more, 15)
 
 
+def test_optuna_is_told_of_trials_that_failed() -> None:
+    from optuna.trial import TrialState
+
+    request = made_request(space=SPACE, sampler="tpe")
+    space = request.dimensions()
+    distributions = {dimension.key: _distribution(dimension) for dimension in space}
+
+    told = _told(finished(request, 3, state="failed", values=()), space, distributions)
+
+    assert told is not None
+    assert told.state == TrialState.FAIL
+    assert told.params.keys() == SPACE.keys()
+
+
 def test_several_objectives_are_told_with_their_directions() -> None:
     request = made_request(space=SPACE, sampler="tpe", objectives=("loss", "max:accuracy"))
     trials = [finished(request, n, values=(n / 20, 1 - n / 20)) for n in range(12)]
@@ -64,7 +78,7 @@ def test_several_objectives_are_told_with_their_directions() -> None:
 def test_runs_and_grids_import_no_optuna() -> None:
     code = (
         "import sys; import windlass.api.sweeping.trial_process;"
-        "from windlass.sweep.sampler import next_point;"
+        "from windlass.sweep.sampler import _distribution, _told, next_point;"
         "from windlass.sweep import SweepRequest;"
         "next_point(SweepRequest(name='a', space={'train.seed': '1..2'}, sampler='grid'), (), 0);"
         "assert 'optuna' not in sys.modules; assert 'torch' not in sys.modules"

@@ -69,10 +69,11 @@ def _told(
     states = {
         "finished": TrialState.COMPLETE,
         "pruned": TrialState.PRUNED,
+        "failed": TrialState.FAIL,
         "waiting": TrialState.RUNNING,
         "running": TrialState.RUNNING,
     }
-    if trial.state not in states or (trial.state == "pruned" and not trial.values):
+    if trial.state == "pruned" and not trial.values:
         return None
     params = {
         one.key: one.index(trial.params[one.key]) if one.kind == "choice" else trial.params[one.key]

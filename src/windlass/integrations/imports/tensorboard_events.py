@@ -1,10 +1,13 @@
-"""Reads TensorBoard's event files: scalars of each folder as one run."""
+"""Reads TensorBoard's event files by its own accumulator: scalars of each folder as one run."""
 
+import logging
 import os
 import struct
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from windlass.errors import RecordError
 from windlass.integrations.portable_run import (
@@ -13,30 +16,19 @@ from windlass.integrations.portable_run import (
     flat_config,
     rows_of_points,
 )
-from windlass.integrations.wire_format import (
-    FieldValue,
-    double,
-    masked_crc32c,
-    read_fields,
-    read_varint,
-    signed,
-    text,
-)
+from windlass.integrations.wire_format import masked_crc32c
 from windlass.schema import ConfigValue
 
 EVENT_FILE = "tfevents"
 """Part of the name of every event file."""
 
 _LENGTH = struct.Struct("<QI")
-_FLOAT = struct.Struct("<f")
-_WALL_TIME, _STEP, _SUMMARY = 1, 2, 5
-_SUMMARY_VALUE = 1
-_TAG, _SIMPLE_VALUE, _TENSOR, _METADATA = 1, 2, 8, 9
-_DTYPE, _CONTENT, _FLOAT_VALUES, _DOUBLE_VALUES, _INT_VALUES, _INT64_VALUES = 1, 4, 5, 6, 7, 10
-_CODES = {1: "f", 2: "d", 3: "i", 9: "q"}
-"""`struct` code of a tensor's number by its `DataType`."""
 _MOST_RECORD_BYTES = 2**28
 _HPARAMS_START = "_hparams_/session_start_info"
+_KEPT = {
+    "scalars": 0, "tensors": 0, "images": 1, "audio": 1, "histograms": 1, "distributions": 1,
+}  # fmt: skip
+"""Events of each kind that are kept of a tag; 0 keeps all."""
 
 Point = tuple[int, float, str, float]
 
@@ -44,25 +36,21 @@ Point = tuple[int, float, str, float]
 def read_tensorboard(folder: Path, files: Sequence[Path]) -> PortableRun:
     """The run whose event files lie in `folder`.
 
+    What a writer that was restarted at a step has written behind it before is left out, as in
+    TensorBoard.
+
     Args:
         folder: the folder of the run, which names it.
         files: its event files, in any order.
 
     Raises:
-        RecordError: a file cannot be read.
+        RecordError: a file cannot be read, or TensorBoard is not installed.
     """
     ordered = sorted(files, key=lambda file: file.name)
     place = folder.resolve()
     left_out: Counter[str] = Counter()
-    config: dict[str, ConfigValue] = {}
-    plugins: dict[str, str] = {}
-    points: list[Point] = []
-    for file in ordered:
-        for event in _records(file, left_out):
-            try:
-                points += _scalars(event, plugins, config, left_out)
-            except RecordError:
-                left_out["damaged records"] += 1
+    accumulator = _accumulated(folder, ordered, left_out)
+    points = sorted(_points(accumulator, left_out), key=lambda point: point[1])
     times = [time for _, time, _, _ in points]
     return PortableRun(
         origin="tensorboard",
@@ -73,10 +61,85 @@ def read_tensorboard(folder: Path, files: Sequence[Path]) -> PortableRun:
         started=min(times, default=0.0),
         ended=max(times, default=0.0),
         state="finished",  # event files do not say how a run ended
-        config=flat_config(config),
+        config=flat_config(_settings(accumulator)),
         project=clean_text(place.parent.name) or None,
         left_out=left_out,
     )
+
+
+def _accumulated(folder: Path, files: Sequence[Path], left_out: Counter[str]) -> Any:  # noqa: ANN401  a package without types
+    """What TensorBoard makes of the events of a run."""
+    try:
+        accumulators = import_module("tensorboard.backend.event_processing.event_accumulator")
+        events = import_module("tensorboard.compat.proto.event_pb2")
+    except ImportError as error:
+        raise RecordError(
+            f"event files are read by TensorBoard, which lacks `{error.name}`; install it with "
+            "`pip install 'windlass[tensorboard]'`"
+        ) from None
+    logging.getLogger("tensorboard").setLevel(logging.ERROR)  # it warns of what it purges
+    accumulator = accumulators.EventAccumulator(str(folder), size_guidance=_KEPT)
+    for file in files:
+        for record in _records(file, left_out):
+            try:
+                event = events.Event.FromString(record)
+            except Exception:  # noqa: BLE001  protobuf has several kinds of errors
+                left_out["damaged records"] += 1
+                continue
+            # Its own loaders end a file at a damaged record, and read one of any length.
+            accumulator._ProcessEvent(event)  # noqa: SLF001
+            for value in event.summary.value:
+                if not value.HasField("simple_value") and not value.HasField("tensor"):
+                    left_out[f"{_plugin(accumulator, value.tag) or 'other'} summaries"] += 1
+    return accumulator
+
+
+def _points(accumulator: Any, left_out: Counter[str]) -> Iterator[Point]:  # noqa: ANN401
+    """The scalars of all tags; tensors of other plugins are counted as left out."""
+    make_ndarray = import_module("tensorboard.util.tensor_util").make_ndarray
+    tags = accumulator.Tags()
+    for tag in tags["scalars"]:
+        for event in accumulator.Scalars(tag):
+            yield event.step, event.wall_time, clean_text(tag), float(event.value)
+    for tag in tags["tensors"]:
+        plugin = _plugin(accumulator, tag)
+        for event in accumulator.Tensors(tag):
+            try:
+                values = make_ndarray(event.tensor_proto) if plugin in ("scalars", "") else None
+            except (TypeError, ValueError):
+                values = None
+            if values is not None and values.size == 1 and values.dtype.kind in "fiub":
+                yield event.step, event.wall_time, clean_text(tag), float(values.item())
+            else:
+                left_out[f"{plugin or 'other'} summaries"] += 1
+
+
+def _plugin(accumulator: Any, tag: str) -> str:  # noqa: ANN401
+    """Name of the plugin that a tag is for; empty without one."""
+    metadata = accumulator.summary_metadata.get(tag)
+    return clean_text(metadata.plugin_data.plugin_name) if metadata is not None else ""
+
+
+def _settings(accumulator: Any) -> dict[str, ConfigValue]:  # noqa: ANN401
+    """Settings that `add_hparams` wrote."""
+    metadata = accumulator.summary_metadata.get(_HPARAMS_START)
+    if metadata is None:
+        return {}
+    hparams = import_module("tensorboard.plugins.hparams.plugin_data_pb2")
+    try:
+        data = hparams.HParamsPluginData.FromString(metadata.plugin_data.content)
+    except Exception:  # noqa: BLE001  protobuf has several kinds of errors
+        return {}
+    kinds: dict[str, Callable[[Any], ConfigValue]] = {
+        "number_value": float,
+        "string_value": clean_text,
+        "bool_value": bool,
+    }
+    return {
+        clean_text(key): kinds[kind](getattr(value, kind))
+        for key, value in data.session_start_info.hparams.items()
+        if (kind := value.WhichOneof("kind")) in kinds
+    }
 
 
 def _records(path: Path, left_out: Counter[str]) -> Iterator[bytes]:
@@ -98,98 +161,3 @@ def _records(path: Path, left_out: Counter[str]) -> Iterator[bytes]:
                     left_out["damaged records"] += 1
     except OSError as error:
         raise RecordError(f"`{path}` cannot be read: {error.strerror}") from None
-
-
-def _scalars(
-    event: bytes,
-    plugins: dict[str, str],
-    config: dict[str, ConfigValue],
-    left_out: Counter[str],
-) -> Iterator[Point]:
-    """The scalars of one event; settings that it holds are added to `config`."""
-    time, step, summaries = 0.0, 0, []
-    for number, value in read_fields(event):
-        if number == _WALL_TIME:
-            time = double(value)
-        elif number == _STEP:
-            step = signed(value)
-        elif number == _SUMMARY and isinstance(value, bytes):
-            summaries.append(value)
-    for summary in summaries:
-        for number, value in read_fields(summary):
-            if number != _SUMMARY_VALUE or not isinstance(value, bytes):
-                continue
-            fields = dict(read_fields(value))
-            tag = clean_text(text(fields.get(_TAG, b"")))
-            plugin, content = _plugin(fields.get(_METADATA))
-            plugins.setdefault(tag, plugin)
-            scalar = _scalar(fields, plugins[tag])
-            if scalar is not None:
-                yield step, time, tag, scalar
-            elif tag == _HPARAMS_START:
-                config |= _hparams(content)
-            else:
-                left_out[f"{plugins[tag] or 'other'} summaries"] += 1
-
-
-def _scalar(fields: dict[int, FieldValue], plugin: str) -> float | None:
-    """The number of a summary value; None if it is a picture, a text or a histogram."""
-    simple, tensor = fields.get(_SIMPLE_VALUE), fields.get(_TENSOR)
-    if isinstance(simple, bytes) and len(simple) == _FLOAT.size:
-        (number,) = _FLOAT.unpack(simple)
-        return float(number)
-    if not isinstance(tensor, bytes) or plugin not in ("scalars", ""):
-        return None
-    parts = dict(read_fields(tensor))
-    dtype = parts.get(_DTYPE)
-    code = _CODES.get(dtype) if isinstance(dtype, int) else None
-    content = next(
-        (parts[key] for key in (_CONTENT, _FLOAT_VALUES, _DOUBLE_VALUES) if parts.get(key)), None
-    )
-    if code and isinstance(content, bytes) and len(content) == struct.calcsize(code):
-        return float(struct.unpack(f"<{code}", content)[0])
-    whole = parts.get(_INT_VALUES, parts.get(_INT64_VALUES))
-    if isinstance(whole, bytes) and whole:
-        whole = read_varint(whole, 0)[0]
-    return float(signed(whole)) if isinstance(whole, int) else None
-
-
-def _plugin(metadata: FieldValue | None) -> tuple[str, bytes]:
-    """Name and content of the plugin that a summary value is for; empty without one."""
-    if isinstance(metadata, bytes):
-        for number, value in read_fields(metadata):
-            if number == 1 and isinstance(value, bytes):
-                fields = dict(read_fields(value))
-                content = fields.get(2, b"")
-                return text(fields.get(1, b"")), content if isinstance(content, bytes) else b""
-    return "", b""
-
-
-def _hparams(content: bytes) -> dict[str, ConfigValue]:
-    """Settings that `add_hparams` wrote.
-
-    Source: tensorboard, `plugins/hparams/plugin_data.proto`.
-    """
-    config: dict[str, ConfigValue] = {}
-    for number, start in read_fields(content):
-        if number != 3 or not isinstance(start, bytes):
-            continue
-        for part, entry in read_fields(start):
-            if part == 1 and isinstance(entry, bytes):
-                fields = dict(read_fields(entry))
-                value = fields.get(2)
-                key = clean_text(text(fields.get(1, b"")))
-                config[key] = _setting(value) if isinstance(value, bytes) else None
-    return config
-
-
-def _setting(value: bytes) -> ConfigValue:
-    """A `google.protobuf.Value` of a number, a text or a truth value."""
-    for number, content in read_fields(value):
-        if number == 2:
-            return double(content)
-        if number == 3:
-            return clean_text(text(content))
-        if number == 4:
-            return bool(content)
-    return None
