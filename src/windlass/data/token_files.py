@@ -180,6 +180,15 @@ class TokenDataset:
     notes: tuple[str, ...] = ()
     """What of the sources was not read, a sentence each."""
 
+    @property
+    def first_question(self) -> list[int]:
+        """Ids of the first conversation up to its first answer; none of a text."""
+        if self.conversations is None:
+            return []
+        end = int(self.documents.starts[1])
+        learned = np.flatnonzero(self.conversations.train_weights[:end])
+        return [int(token) for token in self.train[: learned[0] if len(learned) else 0]]
+
 
 def token_file(split: str) -> str:
     """Name of the file with the ids of split `train` or `held_out`."""

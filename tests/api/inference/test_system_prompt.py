@@ -56,6 +56,16 @@ def test_a_question_is_asked_with_the_system_prompt_that_most_conversations_have
         next(windlass.sample(run.folder, "2 + 2?", system="You count."))
 
 
+def test_a_run_on_conversations_writes_an_answer_in_their_template(run: RunRecord) -> None:
+    from windlass.data.tokenizer import load_tokenizer
+
+    tokenizer = load_tokenizer(run.folder / "tokenizer.json")
+    question = tokenizer.decode(run.meta["first_question"])
+
+    assert question.startswith("You count.") or "2 + 2?" in question
+    assert "4" not in question
+
+
 @pytest.mark.parametrize(
     ("prompts", "words"),
     [

@@ -12,6 +12,7 @@ from windlass.api.inference.language_model import (
     open_language_model,
 )
 from windlass.api.runs import RUNS, load
+from windlass.api.training.inputs.batches import FIRST_QUESTION
 from windlass.api.training.resume import objects_of_record
 from windlass.api.training.run import Run
 from windlass.api.training.run_files import planned_from_record, require_unchanged
@@ -96,9 +97,14 @@ def sample(
             yield from dialogue.say(prompt)
         return
     with _writing_model(load(run, root=root), model, phases=phases, ema=ema) as language:
-        ids = language.tokenizer.encode_prompt(prompt)
-        generated = language.generate(ids, **asdict(drawing))
-        yield from language.tokenizer.stream_decode(generated, ids)
+        yield from _continued(language, prompt, drawing)
+
+
+def _continued(language: LanguageModel, prompt: str, drawing: "Drawing") -> Iterator[str]:
+    """What a model writes behind a text, piece by piece."""
+    ids = language.tokenizer.encode_prompt(prompt)
+    generated = language.generate(ids, **asdict(drawing))
+    return language.tokenizer.stream_decode(generated, ids)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -303,7 +309,19 @@ def write_sample(run: Run) -> str | None:
     writes = writes and (run.folder / TOKENIZER_FILE).is_file()  # none if it was given token ids
     if not writes or planned.plan.is_offloaded("parameters") or flop > min(most, _SAMPLE_FLOP):
         return None
-    prompt = _SAMPLE_PROMPT if planned.request.data.source == DataRequest().source else ""
-    text = prompt + "".join(sample(run.folder, prompt, tokens=_SAMPLE_TOKENS))
+    record = load(run.folder)
+    question = record.meta.get(FIRST_QUESTION)
+    drawing = Drawing(tokens=_SAMPLE_TOKENS)
+    with _writing_model(record, None, phases=1, ema=False) as language:
+        tokenizer = language.tokenizer
+        if isinstance(question, list) and question:
+            # As it learned to answer: in its own template, after its first question.
+            generated = language.generate(question, **asdict(drawing))
+            asked, pieces = tokenizer.decode(question), tokenizer.stream_decode(generated)
+            text = f"{asked.strip()}\n{''.join(pieces)}"
+        else:
+            is_default = planned.request.data.source == DataRequest().source
+            prompt = _SAMPLE_PROMPT if is_default else ""
+            text = prompt + "".join(_continued(language, prompt, drawing))
     atomic_write(run.folder / SAMPLE_FILE, text)
     return text

@@ -21,6 +21,11 @@ if TYPE_CHECKING:
         TrainingBatches,
     )
 
+FIRST_QUESTION = "first_question"
+"""Key of a run's record with the ids of its first conversation up to the first answer."""
+_MOST_QUESTION = 512
+"""Most of them, the last ones."""
+
 
 @overload
 def make_batches(planned: Planned, tokens: "TokenDataset") -> "Batches | RowBatches": ...
@@ -131,7 +136,10 @@ def data_metadata(batches: "TrainingBatches") -> dict[str, object]:
         return {}
     factor, prompts = batches.packing_factor, batches.tokens.meta.prompts
     kept: dict[str, object] = {} if factor is None else {"packing_factor": factor}
-    return kept if prompts is None else kept | {"prompts": prompts.model_dump()}
+    if prompts is None:
+        return kept
+    question = batches.tokens.first_question[-_MOST_QUESTION:]
+    return kept | {"prompts": prompts.model_dump(), FIRST_QUESTION: question}
 
 
 def _masking(planned: Planned, tokens: "TokenDataset") -> "MlmMasking | None":
