@@ -6,6 +6,7 @@ from .adapter_files.peft_adapter import (
     PeftAdapter,
     fitting_adapters,
     linear_layers,
+    own_targets,
     peft_adapter,
     saved_classes,
 )
@@ -290,6 +291,7 @@ __all__ = [
     "model_names",
     "norm_statistics",
     "open_peft_folder",
+    "own_targets",
     "pad_vocabulary",
     "padded_linear",
     "param_shards",

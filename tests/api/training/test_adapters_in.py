@@ -272,3 +272,22 @@ def test_adapters_beside_a_run_of_ours_leave_its_weights_as_they_are(home: Path)
     assert changed
     assert all(name.endswith((".input.weight", ".output.weight")) for name in changed)
     assert all(torch.linalg.matrix_rank(changes[name]) <= 2 for name in changed)
+
+
+def test_targets_as_peft_takes_them_are_those_of_our_layers(home: Path):
+    folder = base(home / "base", "llama")
+
+    def targets(*names: str) -> tuple[str, ...] | None:
+        words = f"lora.targets={json.dumps(names)}"
+        lora = windlass.plan(f"hf:{folder}", *STEPS, words).request.lora
+        assert lora is not None
+        return lora.targets
+
+    assert targets("all-linear") is None
+    assert targets("q_proj", "k_proj", "v_proj") == targets(r".*\.self_attn\.[qkv]_proj")
+    assert targets("lm_head") is not None
+    assert all(each.endswith("attention.output") for each in targets("o_proj") or ("none",))
+    with pytest.raises(ModelError, match=r"chooses `model\.layers\.0\.self_attn\.q_proj` without"):
+        targets("q_proj")
+    with pytest.raises(ModelError, match=r"has no linear layer of that name; PEFT knows down_proj"):
+        targets("qproj")

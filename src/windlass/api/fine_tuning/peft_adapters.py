@@ -4,8 +4,8 @@ from pathlib import Path
 
 from windlass.api.objects import NO_OBJECTS, model_arguments
 from windlass.errors import ModelError, RequestError, shorten
-from windlass.models import apply_model_arguments, has_config, model_config
-from windlass.schema import ModelIdentity, Request
+from windlass.models import apply_model_arguments, has_config, is_huggingface, model_config
+from windlass.schema import LoraRequest, ModelIdentity, Request
 
 _FREE = {"adapter", "base", "dropout"}
 """Keys of `lora` that may stand beside `adapter`."""
@@ -20,6 +20,8 @@ def with_peft_adapters(request: Request) -> Request:
         InputErrors: everything that makes an adapter more than two factors beside a product.
     """
     lora = request.lora
+    if lora is not None and lora.adapter is None:
+        return _with_own_targets(request, lora)
     if lora is None or lora.adapter is None or lora.targets is not None:
         return request
     given = sorted(lora.model_fields_set - _FREE)
@@ -47,6 +49,24 @@ def with_peft_adapters(request: Request) -> Request:
     if base.classes != request.model.classes:
         update["model"] = request.model.model_copy(update={"classes": base.classes})
     return request.model_copy(update=update)
+
+
+def _with_own_targets(request: Request, lora: LoraRequest) -> Request:
+    """The request with targets in our names where they are those of PEFT.
+
+    Raises:
+        ModelError: a target is a part of a layer of ours alone, or no layer.
+    """
+    name, base = request.model.name, ModelIdentity.model_validate(request.model.model_dump())
+    if not lora.targets or not is_huggingface(name) or not has_config(name):
+        return request
+    from windlass.models import own_targets
+
+    config = apply_model_arguments(model_config(name), model_arguments(base))
+    targets = own_targets(config, NO_OBJECTS.stack(base, seed=None), lora.targets)
+    if targets == lora.targets:
+        return request
+    return request.model_copy(update={"lora": lora.model_copy(update={"targets": targets})})
 
 
 def base_of_adapters(folder: Path) -> str:

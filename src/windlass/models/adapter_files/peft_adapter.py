@@ -4,32 +4,40 @@ Source: peft 0.18, `LoraConfig` and `get_peft_model_state_dict`.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from re import (
+    error as PatternError,  # noqa: N812  it is a class
+    fullmatch,
+)
 from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from windlass.errors import ModelError
+from windlass.errors import ModelError, shorten
 from windlass.models.adapter_files.peft_folder import open_peft_folder
 from windlass.models.adapter_files.peft_weights import (
     PeftWeights,
     fit_adapters,
+    module_parts,
     without_tied_copies,
 )
 from windlass.models.adapter_files.stacked_experts import PEFT_PREFIX
 from windlass.models.config import TransformerConfig
 from windlass.models.experts.mixture import Experts
 from windlass.models.fine_tuning.adapter_names import is_adapter
-from windlass.models.fine_tuning.lora import LINEARS, Adaptable, Adapted
+from windlass.models.fine_tuning.lora import LINEARS, Adaptable, Adapted, is_target
 from windlass.models.huggingface.families import find_family
 from windlass.models.huggingface.model_folder import find_model_folder, is_huggingface
 from windlass.models.huggingface.tensor_layouts import TensorNames
 from windlass.models.huggingface.write_config import config_content
 from windlass.models.layer_stack import LayerStack
 from windlass.schema import LoraRequest
+
+ALL_LINEAR = "all-linear"
+"""What PEFT calls all linear layers but the head."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,6 +194,69 @@ def fitting_adapters(config: TransformerConfig, stack: LayerStack, folder: Path)
     adapters = open_peft_folder(folder).with_names_of_tensors(names.family)
     adapters = without_tied_copies(adapters, names, stack.tied_weights)
     return fit_adapters(adapters, names, linears, weights, model=config.name)
+
+
+def own_targets(
+    config: TransformerConfig, stack: LayerStack, targets: Sequence[str]
+) -> tuple[str, ...] | None:
+    """Targets of adapters in our names, of which some are as PEFT takes them.
+
+    PEFT's are the ends of names of modules of Hugging Face (`q_proj`), `all-linear`, or regular
+    expressions of whole names.
+
+    Args:
+        config: the model's configuration.
+        stack: the model, without adapters.
+        targets: names of either kind.
+
+    Returns:
+        Full names of linear layers of ours in place of PEFT's; None for all of the blocks.
+
+    Raises:
+        ModelError: a name is that of a part of a layer of ours alone, or PEFT's and of no module.
+    """
+    if ALL_LINEAR in targets:
+        return None
+    linears = {name: tuple(module.weight.shape) for name, module in _linear_modules(stack)}
+    theirs = [each for each in targets if not any(is_target(name, each) for name in linears)]
+    own = [each for each in targets if each not in theirs]
+    if not theirs:
+        return tuple(own)
+    names = adapter_names(config)[0]
+    modules = {
+        linear: [names.family.module_name(part) for part, _ in module_parts(names, linear, shape)]
+        for linear, shape in linears.items()
+        if names.half(f"{linear}.weight") is None
+    }
+    for each in theirs:
+        if not any(_is_module(module, each) for parts in modules.values() for module in parts):
+            ends = sorted({part.rpartition(".")[2] for parts in modules.values() for part in parts})
+            raise ModelError(
+                f"`lora.targets` has `{shorten(each)}`, and `{config.name}` has no linear layer of "
+                f"that name; PEFT knows {', '.join(ends)}, and Windlass the layers that "
+                "`windlass plan` lists"
+            )
+    for linear, parts in modules.items():
+        chosen = [part for part in parts if any(_is_module(part, each) for each in theirs)]
+        if chosen and len(chosen) < len(parts):
+            others = sorted({*parts} - {*chosen})
+            raise ModelError(
+                f"`lora.targets` chooses `{chosen[0]}` without `{others[0]}`, and `{linear}` is "
+                "both in one product, beside which one adapter stands; name all of its modules, or "
+                "train in PEFT and read the adapter by `lora.adapter`"
+            )
+        own += [linear] if chosen else []
+    return tuple(own)
+
+
+def _is_module(module: str, target: str) -> bool:
+    """Whether PEFT would adapt a module for a target."""
+    if module == target or module.endswith(f".{target}"):
+        return True
+    try:
+        return fullmatch(target, module) is not None
+    except PatternError:
+        return False
 
 
 def saved_classes(config: TransformerConfig, folder: Path) -> int | None:

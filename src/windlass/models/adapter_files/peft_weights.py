@@ -196,7 +196,7 @@ def fit_adapters(
         ModelError: they are adapters of another base.
     """
     modules = {
-        linear: _modules(names, linear, shape)
+        linear: module_parts(names, linear, shape)
         for linear, shape in linears.items()
         if names.half(f"{linear}.weight") is None
     }
@@ -291,7 +291,7 @@ def without_tied_copies(
     return replace(folder, stored=stored_alone)
 
 
-def _modules(
+def module_parts(
     names: TensorNames, linear: str, shape: tuple[int, ...]
 ) -> tuple[tuple[str, int], ...]:
     """The modules of Hugging Face that a linear layer is made of, each with its outputs."""

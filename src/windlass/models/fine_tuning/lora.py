@@ -208,20 +208,20 @@ def _targets(model: nn.Module, name: str, blocks: Sequence[str], request: LoraRe
             )
         return targets
     for pattern in request.targets:
-        if not any(_matches(path, pattern) for path in linears):
+        if not any(is_target(path, pattern) for path in linears):
             raise ModelError(
                 f"`lora.targets` has `{pattern}`, and no linear layer of `{name}` has a name that "
                 f"ends so; it has {', '.join(f'`{path}`' for path in linears[:6]) or 'none'}"
             )
-    return [path for path in linears if any(_matches(path, each) for each in request.targets)]
+    return [path for path in linears if any(is_target(path, each) for each in request.targets)]
 
 
 def _rank(path: str, request: LoraRequest) -> int:
     """The rank of a layer's adapter: that of the first pattern that matches, or that of all."""
     others = (request.ranks or {}).items()
-    return next((rank for pattern, rank in others if _matches(path, pattern)), request.rank)
+    return next((rank for pattern, rank in others if is_target(path, pattern)), request.rank)
 
 
-def _matches(path: str, pattern: str) -> bool:
+def is_target(path: str, pattern: str) -> bool:
     """Whether a pattern matches a name, or its end behind a dot."""
     return fnmatchcase(path, pattern) or fnmatchcase(path, f"*.{pattern}")
