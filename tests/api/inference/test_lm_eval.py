@@ -28,6 +28,7 @@ FAMILIES = {
     "llama": {"tie_word_embeddings": False},
     "gemma2": {"head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": 96},
     "qwen2": {},
+    "olmo2": {},
 }
 """Each with the tokenizer habits of its family: Llama 3's and Gemma's put `<s>` before a text, and
 Qwen's has no such token."""
@@ -100,6 +101,7 @@ def require_equal(scores: tuple[TaskScore, ...], expected: dict[str, dict[str, A
         pytest.param("gemma2", True, marks=pytest.mark.slow),
         pytest.param("qwen2", False, marks=pytest.mark.slow),
         pytest.param("qwen2", True, marks=pytest.mark.slow),
+        pytest.param("olmo2", False, marks=pytest.mark.slow),
     ],
 )
 def test_scores_are_those_of_the_harness_for_each_familys_folder(

@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from windlass.api.objects import model_arguments
+from windlass.api.objects import NO_OBJECTS, model_arguments
 from windlass.errors import ModelError
 from windlass.models import (
     ResNetConfig,
@@ -16,6 +16,7 @@ from windlass.models import (
     is_causal,
     model_config,
     resnet_config,
+    runs_by_transformers,
 )
 from windlass.schema import CHAT_TEMPLATE_FILE, TOKENIZER_FILE, ModelIdentity
 
@@ -33,12 +34,17 @@ def write_small_files(identity: ModelIdentity, tokenizer: Path, folder: Path) ->
     Raises:
         WindlassError: the model's folder is gone, or a file of it cannot be read.
     """
-    from windlass.models import export_layout
+    from windlass.models import export_layout, transformers_layout
 
     special = special_tokens(identity.name, tokenizer)
     template = tokenizer.with_name(CHAT_TEMPLATE_FILE)
     files: Mapping[str, bytes] = {}
-    if has_config(identity.name):
+    if runs_by_transformers(identity.name):
+        stack = NO_OBJECTS.stack(identity, seed=None)
+        files = transformers_layout(
+            identity.name, stack, tokenizer=tokenizer, special_tokens=special
+        ).files
+    elif has_config(identity.name):
         with contextlib.suppress(ModelError):  # no type of theirs has this shape
             files = export_layout(
                 exported_config(identity), {}, tokenizer=tokenizer, special_tokens=special,

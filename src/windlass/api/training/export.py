@@ -169,7 +169,7 @@ def _write(
             identity.name,
             stack,
             tokenizer=tokenizer,
-            special_tokens=_special_tokens(identity.name, tokenizer),
+            special_tokens=special_tokens(identity.name, tokenizer),
         )
         export_huggingface(checkpoint, stack, of_transformers, target.path)
         return
