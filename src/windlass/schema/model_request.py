@@ -48,7 +48,8 @@ class LoraRequest(RequestTable):
     rank."""
     targets: tuple[Name, ...] | None = None
     """Patterns of the names of linear layers that get an adapter, or of the ends of their names,
-    such as `attention.*`; None means all linear layers of the blocks."""
+    such as `attention.*`, or beside a folder of the hub what PEFT takes, such as `o_proj` and
+    `all-linear`; None means all linear layers of the blocks."""
     ranks: dict[str, Size] | None = None
     """Other ranks than `rank`, by pattern as in `targets`; the scale stays `alpha / rank`. None has
     none."""
