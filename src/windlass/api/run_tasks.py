@@ -42,7 +42,7 @@ class RunTasks:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TaskScorer:
+class HarnessScorer:
     """Scores the model of a run in training."""
 
     harness: "Harness"
@@ -105,7 +105,7 @@ def requested_tasks(
     return RunTasks(files=files)
 
 
-def load_run_tasks(folder: Path, longest: int | None) -> TaskScorer | None:
+def load_run_tasks(folder: Path, longest: int | None) -> HarnessScorer | None:
     """The tasks that a run scores while it trains; None if there are none.
 
     Args:
@@ -126,7 +126,7 @@ def load_run_tasks(folder: Path, longest: int | None) -> TaskScorer | None:
             f"{', '.join(kept['tasks'])}; bring their files back, or train on with `--from` and "
             "`train.tasks` anew"
         )
-    return TaskScorer(harness=harness, max_sequence=longest)
+    return HarnessScorer(harness=harness, max_sequence=longest)
 
 
 def _harness(names: list[str], folder: Path) -> "Harness":
