@@ -33,7 +33,6 @@ class Moment(NamedTuple):
     """Micro-batches of the step that it is taken from."""
 
 
-@lru_cache(maxsize=256)
 def moments(shape: PipelineShape) -> tuple[Moment, ...]:
     """The passes at which a shape's stages are looked at.
 
@@ -42,7 +41,11 @@ def moments(shape: PipelineShape) -> tuple[Moment, ...]:
     """
     enough = {"gpipe": 3, "1f1b": shape.pipeline + 2, "zero-bubble": 2 * shape.pipeline + 2}
     most = enough.get(shape.schedule, 3 * shape.pipeline)
-    shape = shape._replace(microbatches=min(shape.microbatches, most))
+    return _moments(shape._replace(microbatches=min(shape.microbatches, most)))
+
+
+@lru_cache(maxsize=1024)
+def _moments(shape: PipelineShape) -> tuple[Moment, ...]:
     passes = stage_passes(shape)
     stage, splits = np.arange(shape.pipeline), shape.schedule == "zero-bubble"
     is_chunk = (passes.chunks // shape.pipeline)[..., None] == np.arange(shape.virtual_stages)

@@ -105,24 +105,24 @@ class BestFirst:
     Args:
         space: the plan space.
         budget_bytes: device memory budget.
-        clock: prices plans of this space; None makes one.
+        bounds: those of this space under another budget; None makes new ones.
     """
 
     def __init__(
-        self, space: PlanSpace, budget_bytes: int, clock: ArrayClock | None = None
+        self, space: PlanSpace, budget_bytes: int, bounds: ConfigBounds | None = None
     ) -> None:
         self.space, self._budget_bytes = space, budget_bytes
-        self.clock = clock or ArrayClock(space.base, space.graph, space.machine)
+        if bounds is None:
+            clock = ArrayClock(space.base, space.graph, space.machine)
+            bounds = ConfigBounds(space, clock, budget_bytes)
+        self.bounds = bounds.with_budget(budget_bytes)
+        """Lower bounds on all configurations."""
+        self.clock = bounds.clock
         self._fit = MemoryFit(space, self.clock, budget_bytes)
         self._queue: list[tuple[float, int, _Group]] = []
         self._pushed, self._limit = count(), inf
         self._too_large: list[tuple[Floats, _Group]] = []
         """Configurations whose state alone is too large, with its bytes."""
-
-    @cached_property
-    def bounds(self) -> ConfigBounds:
-        """Lower bounds on all configurations."""
-        return ConfigBounds(self.space, self.clock, self._budget_bytes)
 
     def search(
         self, most: int = 1, *, within: float = 0.0, below_seconds: float = inf

@@ -7,13 +7,16 @@
    gradient's way back, and with the recompute that its memory asks for.
 """
 
+from copy import copy
 from functools import cache, cached_property
 from itertools import pairwise
 from math import inf
+from typing import NamedTuple, Self
 
 import numpy as np
 
-from windlass.cost import ArrayClock, Floats, Ints, PipelineShape, waiting_microbatches
+from windlass.cost import ArrayClock, Bools, Floats, Ints, PipelineShape, waiting_microbatches
+from windlass.planner.search.phase_bounds import PassTimes, StateExchanges, StateTransfers
 from windlass.planner.space.phase_space import phase_schedules
 from windlass.planner.space.plan_space import PipelineOption, PlanSpace
 from windlass.planner.space.stage_partition import balanced_partition
@@ -29,6 +32,14 @@ _FOREVER = 1e9
 """Seconds to recompute for a byte where no layer can be recomputed."""
 
 
+class PhasePrices(NamedTuple):
+    """Seconds of what plans in phases do."""
+
+    times: PassTimes
+    exchanges: StateExchanges
+    transfers: StateTransfers
+
+
 class ConfigBounds:
     """Lower bounds on the configurations of a space.
 
@@ -41,10 +52,10 @@ class ConfigBounds:
     def __init__(
         self, space: PlanSpace, clock: ArrayClock, budget_bytes: int | None = None
     ) -> None:
-        self._space, self._clock, self._table = space, clock, space.table
+        self._space, self.clock, self._table = space, clock, space.table
         # Other software counts its memory otherwise, and a pin may ask for more recompute.
         counts = space.machine.stack is None and space.minimizes_recompute
-        self._budget_bytes = budget_bytes if counts else None
+        self.budget_bytes = budget_bytes if counts else None
         self._kept: dict[int, Floats] = {}
         self._relief: dict[tuple[int, bool], float] = {}
         micros, micro = np.unique(self._table.micro, return_inverse=True)
@@ -63,6 +74,22 @@ class ConfigBounds:
         additions of gradients and full recompute, `[4, key, layer]`."""
         self._products = cache(self._product_seconds)
         self.turns, self._spanning_turn = cache(self._find_turns), cache(self._find_spanning_turn)
+
+    def with_budget(self, budget_bytes: int) -> Self:
+        """The bounds under another budget, which know all prices that these have found."""
+        other = copy(self)
+        other.budget_bytes = None if self.budget_bytes is None else budget_bytes
+        return other
+
+    @cached_property
+    def phases(self) -> PhasePrices:
+        """Prices of plans in phases."""
+        graph, machine = self._space.graph, self._space.machine
+        return PhasePrices(
+            PassTimes(graph, machine),
+            StateExchanges(graph, machine),
+            StateTransfers(graph, machine),
+        )
 
     def products(self, pipelines: Ints) -> Floats:
         """Seconds of matrix products alone, `[pipeline, config]`; infinite on too few devices."""
@@ -170,6 +197,23 @@ class ConfigBounds:
         counts = graph.parameter_count, graph.trained_count
         return np.asarray(process + (weights @ counts + state * counts[1]) / pipelines)
 
+    def holds_layers(self, configs: Ints) -> Bools:
+        """Whether the budget may hold each layer with what a micro-batch saves in it, `[item]`.
+
+        Even if layers take turns one by one, their weights are whole while they run backward, and
+        so are the gradients that several micro-batches sum.
+        """
+        if self.budget_bytes is None:
+            return np.ones(len(configs), dtype=bool)
+        keys, place = np.unique(self._key[configs], return_inverse=True)
+        modes = np.array([self._of_key[key][0] for key in keys.tolist()])
+        process, weights, gradients, *_ = self._state_of_modes[:, modes, None]
+        parameters, trained = np.diff(self._parameters)
+        sums = np.array([[self._of_key[key][2]] for key in keys.tolist()])
+        saved = np.array([self._kept_bytes(key)[0].min(axis=0) for key in keys.tolist()])
+        held = weights * parameters + gradients * trained * sums + saved + process
+        return np.asarray((held.max(axis=1) * (1 - CLOCK_ERROR) <= self.budget_bytes)[place])
+
     def _bytes_of_state(self, configs: Ints) -> tuple[Floats, Floats, Floats]:
         """Bytes of the process; and for each parameter of a stage, and each trained one.
 
@@ -227,7 +271,7 @@ class ConfigBounds:
         seconds = times * passes + (times - 1) * sums + np.cumsum(way, axis=1) - way
         pace = self._pace(np.array(option.pipeline), configs)
         near = np.flatnonzero(seconds.max(axis=1) * pace <= below_seconds)
-        if self._budget_bytes is not None and near.size:
+        if self.budget_bytes is not None and near.size:
             seconds[near] += times[near] * self._recompute_seconds(option, configs[near])
         return np.asarray(seconds.max(axis=1) * pace)
 
@@ -250,7 +294,7 @@ class ConfigBounds:
         able = np.minimum(bounds[1:], bounds[-1] - 1) - np.maximum(bounds[:-1], 1)
         able = np.maximum(able, 0).reshape(turns)
         share = able.max(axis=0) / np.maximum(able.sum(axis=0), 1)
-        alike = len(np.unique(self._clock.columns[1:-1])) == 1
+        alike = len(np.unique(self.clock.columns[1:-1])) == 1
         microbatches, row = np.unique(self._table.accumulation[configs], return_inverse=True)
         shapes = (
             PipelineShape(option.schedule, *turns[::-1], each) for each in microbatches.tolist()
@@ -261,7 +305,7 @@ class ConfigBounds:
         bytes_of_one = np.zeros((len(configs), option.pipeline))
         for at, gradients in enumerate((0.0, whole[:, 1:] * own[1])):
             held = (waiting[row, at] * chunks[place].reshape(-1, *turns)).sum(axis=1)
-            over = (always + gradients + held) * (1 - CLOCK_ERROR) - (self._budget_bytes or 0)
+            over = (always + gradients + held) * (1 - CLOCK_ERROR) - (self.budget_bytes or 0)
             over = np.where(over > 0, over, 0.0) / np.maximum(most[row, at], 1e-9)
             bytes_of_one = np.maximum(bytes_of_one, over)
         seconds = np.zeros(len(configs))
@@ -278,7 +322,7 @@ class ConfigBounds:
         """
         if key not in self._kept:
             mode, micro, _ = self._of_key[key]
-            kept = self._clock.kept_bytes(self._table.modes[mode], micro)
+            kept = self.clock.kept_bytes(self._table.modes[mode], micro)
             kept[..., : self._space.graph.first_trained] = 0.0
             self._kept[key] = kept
         return self._kept[key]
@@ -289,7 +333,7 @@ class ConfigBounds:
             mode, micro, sums = self._of_key[key]
             inner = slice(max(1, self._space.graph.first_trained), -1)
             (plain, some), _ = self._kept_bytes(key)[..., inner]
-            whole, selective = self._clock.recompute_seconds(
+            whole, selective = self.clock.recompute_seconds(
                 self._table.modes[mode], micro, accumulates=sums, selects=selects
             )[:, inner]
             with np.errstate(divide="ignore", invalid="ignore"):
@@ -323,7 +367,7 @@ class ConfigBounds:
             mode, _, sums = self._of_key[key]
             alike.setdefault((mode, sums), []).append(key)
         for (mode, sums), rows in alike.items():
-            seconds = self._clock.layer_seconds(
+            seconds = self.clock.layer_seconds(
                 self._table.modes[mode],
                 [self._of_key[key][1] for key in rows],
                 accumulates=sums,
@@ -334,20 +378,26 @@ class ConfigBounds:
             self._before[: len(seconds), rows, 1:] = np.cumsum(seconds, axis=2)
         return np.asarray(keys)
 
-    def _product_seconds(self, tensor: int, precision: Precision) -> float:
-        """Seconds of one sequence's products on one tensor-parallel rank, at the fastest rate."""
+    def _fastest_products(self, precision: Precision) -> float:
+        """FLOP/s of a matrix product at its best."""
         rate = self._space.machine.device.rate(precision)
-        curves = (rate.curve, rate.biased or rate.curve)
-        measured = (*rate.products, *rate.sparse_products)
-        fastest = max(
-            rate.peak,
+        curves = () if rate.tiles else (rate.curve, rate.biased or rate.curve)
+        rates = [
+            # Tiles keep the processors as busy as this at most.
+            rate.peak * (rate.tiles.efficiency if rate.tiles else 1.0),
             *(point.rate for curve in curves for point in curve.points),
-            *(each.flop_rate for each in measured),
-        )
+            *(each.flop_rate for each in (*rate.products, *rate.sparse_products)),
+        ]
+        fastest = max(rates)
         if rate.sparse_efficiency is not None:
             fastest *= max(1.0, *(point.rate for point in rate.sparse_efficiency.points))
         if self._space.machine.stack is not None:
             fastest *= max(1.0, self._space.machine.stack.products)
+        return fastest
+
+    def _product_seconds(self, tensor: int, precision: Precision) -> float:
+        """Seconds of one sequence's products on one tensor-parallel rank, at the fastest rate."""
+        fastest = self._fastest_products(precision)
         kinds, total = self._space.graph.shard(tensor).kinds, 0.0
         for span in self._space.graph.layer_runs:
             costs = kinds[span.kind].costs_for(precision)
@@ -355,7 +405,7 @@ class ConfigBounds:
                 sum(
                     op.flop.at(1, self._space.sequence)
                     for op in (*cost.forward, *cost.backward)
-                    if op.kind == "matmul"
+                    if op.kind == "matmul" and op.shape is not None
                 )
                 for cost in costs
             )

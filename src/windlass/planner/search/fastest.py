@@ -6,6 +6,7 @@ from math import inf
 from windlass.cost import ArrayClock
 from windlass.planner.result import EvaluatedPlan, run_seconds
 from windlass.planner.search.best_first import BestFirst
+from windlass.planner.search.bounds import ConfigBounds
 from windlass.planner.search.phase_search import search_phases
 from windlass.planner.search.search_result import SearchResult, run_rank
 from windlass.planner.space.pins import excludes_phases
@@ -21,8 +22,13 @@ class FastestPlans:
     in_memory: SearchResult
     evaluated: int
     """Plans that bounds did not rule out."""
-    clock: ArrayClock
-    """What priced them, and prices others of the same model and machine."""
+    bounds: ConfigBounds
+    """Lower bounds on all configurations of the space."""
+
+    @property
+    def clock(self) -> ArrayClock:
+        """What priced them, and prices others of the same model and machine."""
+        return self.bounds.clock
 
 
 def fastest_plans(
@@ -30,6 +36,7 @@ def fastest_plans(
     budget_bytes: int,
     *,
     clock: ArrayClock | None = None,
+    bounds: ConfigBounds | None = None,
     keeps_smallest: bool = False,
     below_seconds: float = inf,
 ) -> FastestPlans:
@@ -40,14 +47,17 @@ def fastest_plans(
     Args:
         space: what is open.
         budget_bytes: device memory budget.
-        clock: prices plans of this space; None makes one.
+        clock: prices plans of the same model and machine; None makes one.
+        bounds: those of this space under another budget; None makes new ones.
         keeps_smallest: whether the smallest plans are wanted where none fits without phases.
         below_seconds: seconds of a step, with its share of the compilation, of a plan that fits
             without phases; only faster ones are looked for.
     """
     request, result, evaluated = space.request, SearchResult(), 0
-    clock = clock or ArrayClock(space.base, space.graph, space.machine)
-    search = BestFirst(space, budget_bytes, clock=clock)
+    if bounds is None:
+        clock = clock or ArrayClock(space.base, space.graph, space.machine)
+        bounds = ConfigBounds(space, clock, budget_bytes)
+    search = BestFirst(space, budget_bytes, bounds)
     if request.phases in (None, 1):
         result = search.search(below_seconds=below_seconds)
         if keeps_smallest and not result.best:
@@ -61,7 +71,9 @@ def fastest_plans(
         best += in_phases.best
         evaluated += in_phases.evaluated
         best.sort(key=lambda item: run_rank(item, steps))
-    return FastestPlans(best=tuple(best), in_memory=result, evaluated=evaluated, clock=clock)
+    return FastestPlans(
+        best=tuple(best), in_memory=result, evaluated=evaluated, bounds=search.bounds
+    )
 
 
 def _tries_phases(space: PlanSpace, *, found: bool) -> bool:

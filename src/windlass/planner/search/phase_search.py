@@ -29,10 +29,7 @@ from windlass.planner.search.evaluate import stage_peak_bytes
 from windlass.planner.search.phase_bounds import (
     LayerPasses,
     LayerState,
-    PassTimes,
     PhaseMemory,
-    StateExchanges,
-    StateTransfers,
     min_step_seconds,
 )
 from windlass.planner.space.options import offload_tiers
@@ -91,7 +88,7 @@ def search_phases(
 def may_fit_in_phases(space: PlanSpace, budget_bytes: int) -> bool:
     """Whether some plan in phases may fit, as far as short programs tell."""
     clock = ArrayClock(space.base, space.graph, space.machine)
-    search = _PhaseSearch(space, budget_bytes, ConfigBounds(space, clock))
+    search = _PhaseSearch(space, budget_bytes, ConfigBounds(space, clock, budget_bytes))
     return next(search.fitting(inf), None) is not None
 
 
@@ -115,9 +112,7 @@ class _PhaseSearch:
         self._space, self._budget_bytes, self._bounds = space, budget_bytes, bounds
         self._state = OffloadedState(space)
         self._sizes = PhaseSizes(space, budget_bytes, self._state)
-        self._times = PassTimes(space.graph, space.machine)
-        self._exchanges = StateExchanges(space.graph, space.machine)
-        self._transfers = StateTransfers(space.graph, space.machine)
+        self._times, self._exchanges, self._transfers = bounds.phases
         self.best_seconds = inf
         """Seconds of a step of the fastest known plan; set it when one is found."""
         self.examined = 0
@@ -153,7 +148,10 @@ class _PhaseSearch:
         pipelines = np.array(
             [each for each in space.pipeline_degrees if each <= space.graph.layers]
         )
-        stage, config = np.nonzero(self._bounds.products(pipelines) < self.best_seconds)
+        near = self._bounds.products(pipelines) < self.best_seconds
+        configs = np.flatnonzero(near.any(axis=0))
+        near[:, configs] &= self._bounds.holds_layers(configs) if configs.size else True
+        stage, config = np.nonzero(near)
         if config.size:
             stages = pipelines[stage]
             seconds = self._bounds.in_phases(stages, config, self.best_seconds) * (1 - CLOCK_ERROR)
@@ -179,7 +177,7 @@ class _PhaseSearch:
             if least * (1 - CLOCK_ERROR) >= self.best_seconds:
                 continue
             if self._sizes.least_bytes(base) > self._budget_bytes:
-                return
+                continue
             table = self._state.table_with_room(base)
             if table is None:
                 continue
