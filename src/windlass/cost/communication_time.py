@@ -25,6 +25,8 @@ from windlass.program import (
 )
 from windlass.schema import (
     OWN_STACK,
+    CollectiveAxis,
+    CollectiveKind,
     Graph,
     LayerKind,
     Machine,
@@ -213,30 +215,37 @@ class CommunicationCosts:
 
         Other stacks exchange keys and values beside attention, as `_context_seconds` says.
         """
-        axis, parallel = collective.axis, self._plan.parallel
-        if not collective.sent_bytes or (axis == "context" and not self._is_own):
+        if not collective.sent_bytes:
             return 0.0
-        if axis == "experts":
-            return self._all_to_all_seconds(collective.sent_bytes)
-        rounds = 2 if collective.kind == "all_reduce" else 1
-        if axis == "context":
-            degree, stride = parallel.context or 1, int(parallel.tensor)
-            return self._ring_seconds(collective.sent_bytes, degree, stride, rounds)
-        fixed = rounds * self._stack.collective_seconds * log2(group_size(parallel.tensor, axis))
-        return fixed + self._tensor_parallel_ring(collective.sent_bytes, axis, passes=rounds)
+        one, fixed = self.pass_collective_cost(collective.kind, collective.axis)
+        return collective.sent_bytes * one + fixed
 
-    def _all_to_all_seconds(self, sent_bytes: int) -> float:
-        """Seconds of an exchange of tokens between the ranks that divide experts.
+    def pass_collective_cost(
+        self, kind: CollectiveKind, axis: CollectiveAxis
+    ) -> tuple[float, float]:
+        """Seconds of each byte that a device sends in a collective inside a pass, and of the rest.
 
-        Each rank sends every other one `1 / e` of its buffer at once, so that of all links that
-        they cross the slowest counts.
+        Ranks that divide experts send each other `1 / e` of a buffer at once, so that of all links
+        that they cross the slowest counts.
         """
-        ranks = self._plan.parallel.expert_degree
-        cost = all_to_all_cost(
-            self._machine.links, ranks, stride=int(self._plan.parallel.tensor),
-            active_devices=self._active_devices,
-        )  # fmt: skip
-        return sent_bytes * cost.byte_seconds + (ranks - 1) * cost.hop_seconds
+        parallel, tensor = self._plan.parallel, self._plan.parallel.tensor
+        rounds, fixed = 2 if kind == "all_reduce" else 1, 0.0
+        if axis == "context" and not self._is_own:
+            return 0.0, 0.0
+        if axis == "experts":
+            ranks, rounds = parallel.expert_degree, 1
+            cost = all_to_all_cost(
+                self._machine.links, ranks, stride=int(tensor), active_devices=self._active_devices
+            )
+        elif axis == "context":
+            ranks = parallel.context or 1
+            cost = self._ring(ranks, int(tensor))
+        else:
+            # The ranks of a row are neighbours; a column's ring reaches over all rows.
+            ranks = group_size(tensor, axis)
+            cost = self._ring(ranks, group_span(tensor, axis) // ranks)
+            fixed = rounds * self._stack.collective_seconds * log2(ranks)
+        return cost.byte_seconds, fixed + rounds * (ranks - 1) * cost.hop_seconds
 
     def gather_seconds(self, instruction: Instruction) -> float:
         """Seconds of communication that runs beside a pass: FSDP's and context parallelism's.
@@ -345,8 +354,11 @@ class CommunicationCosts:
 
     def _ring_seconds(self, sent_bytes: int, ranks: int, stride: int, passes: int) -> float:
         """Seconds of one ring whose neighbours are `stride` devices from each other."""
-        cost = self._ring_cost(ranks, stride=stride, active_devices=self._active_devices)
+        cost = self._ring(ranks, stride)
         return sent_bytes * cost.byte_seconds + passes * (ranks - 1) * cost.hop_seconds
+
+    def _ring(self, ranks: int, stride: int) -> LinkCost:
+        return self._ring_cost(ranks, stride=stride, active_devices=self._active_devices)
 
     def message_seconds(self, nbytes: float) -> float:
         """Seconds of a message to another stage."""

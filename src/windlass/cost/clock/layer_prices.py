@@ -283,10 +283,12 @@ class LayerPrices:
         sent = np.zeros((len(passes), len(micros)))
         for column, run in enumerate(passes):
             for collective, times in Counter(op.collective for op in run.ops).items():
-                if collective is not None:
-                    nbytes = [pass_collective(collective, plan) for plan in plans]
-                    seconds = [costs.pass_collective_seconds(each) for each in nbytes]
-                    sent[column] += times * np.array(seconds)
+                if collective is None:
+                    continue
+                nbytes = np.array([pass_collective(collective, each).sent_bytes for each in plans])
+                if nbytes.any():
+                    one, fixed = costs.pass_collective_cost(collective.kind, collective.axis)
+                    sent[column] += times * np.where(nbytes > 0, nbytes * one + fixed, 0.0)
         if not config.reshard and (config.context is None or self._machine.stack is None):
             return sent, np.zeros_like(sent)
         gathers = [

@@ -105,6 +105,11 @@ def waiting_microbatches(shape: PipelineShape) -> Floats:
     Args:
         shape: how a step runs through the stages, with all of its micro-batches.
     """
+    if shape.schedule == "1f1b":
+        # A stage runs ahead by as many micro-batches as there are stages from it to the last.
+        ahead = np.arange(shape.pipeline, 0, -1)
+        rest = shape.microbatches - np.arange(2)[:, None]
+        return np.minimum(ahead, rest).astype(np.float64)
     every = [each for each in moments(shape) if not each.is_weight]
     turns = -1, shape.virtual_stages, shape.pipeline
     live = np.array([each.live for each in every])
