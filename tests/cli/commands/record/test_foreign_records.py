@@ -1,7 +1,7 @@
 """No command runs code, or sets variables, that came with a record of another host.
 
-Who names a record's folder to `train`, `resume`, `sample`, `export`, `evaluate`, `plan` or `check`
-asks for its model, and so for its code. Every other command is tried here.
+Who names a record's folder to `train`, `resume`, `sample`, `chat`, `export`, `evaluate`, `plan` or
+`check` asks for its model, and so for its code. Every other command is tried here.
 """
 
 import http.client
@@ -24,7 +24,7 @@ from windlass.cli.main import _COMMANDS
 from windlass.record import Catalog
 from windlass.server import Access, Analyses, RecordServer, listen, serve_app
 
-RUNS_IT = {"train", "resume", "sample", "export", "evaluate", "plan", "check"}
+RUNS_IT = {"train", "resume", "sample", "chat", "export", "evaluate", "plan", "check"}
 TAKES_NO_FOLDER = {
     "recipe", "largest-model", "validate", "probe", "doctor", "fit", "batch", "smallest-machine",
     "dataflow", "rehearse", "launch", "keys", "models", "machines", "stacks",
