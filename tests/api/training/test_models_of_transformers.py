@@ -13,8 +13,10 @@ from tiny_transformers import ARCHITECTURES, tiny_folder, tiny_input
 
 pytestmark = pytest.mark.slow
 STEPS, RATE, TOLERANCE = 20, 3e-3, 1e-5
+IN_FLOAT64, TOLERANCE_OF_FLOAT64 = ("nemotron",), 1e-9
+"""Its squared ReLU lets float32's rounding grow to 2.3e-5 in 20 steps, and float64's to 5e-14."""
 SETTINGS = (
-    f"train.steps={STEPS}", "train.batch=4", "precision=float32", "compile=false",
+    f"train.steps={STEPS}", "train.batch=4", "compile=false",
     "train.evaluate_sequences=1", "data.held_out=0.2", "train.clip=inf", "train.optimizer=adamw",
     f"train.learning_rate={RATE}", "train.schedule=constant", "train.warmup=0",
     "train.weight_decay=0", "train.betas=[0.9,0.95]", "train.epsilon=1e-8",
@@ -52,18 +54,31 @@ def losses(home: Path) -> Any:  # noqa: ANN401  a function
         name, model = tiny_folder(model_type, home / "model")
         inputs, targets = examples(model)
         data = list(zip(inputs, targets, strict=True))
-        run = windlass.train(name, *SETTINGS, *overrides, data=data, root=home / "runs")
+        precision = "float64" if model_type in IN_FLOAT64 else "float32"
+        settings = (*SETTINGS, f"precision={precision}", *overrides)
+        run = windlass.train(name, *settings, data=data, root=home / "runs")
+        model = model.to(getattr(torch, precision))
         return [step.loss for step in run], plain_losses(model, inputs[:4], targets[:4])
 
     return train
 
 
-@pytest.mark.parametrize("model_type", ARCHITECTURES)
-def test_twenty_steps_are_those_of_a_plain_loop_and_of_phases(losses: Any, model_type: str):  # noqa: ANN401
-    ours, plain = losses(model_type, "phases=1")
-    in_phases, _ = losses(model_type, "phases=2")
+def tolerance(model_type: str) -> float:
+    return TOLERANCE_OF_FLOAT64 if model_type in IN_FLOAT64 else TOLERANCE
 
-    assert ours == pytest.approx(plain, rel=TOLERANCE)
+
+@pytest.mark.parametrize("model_type", ARCHITECTURES)
+def test_twenty_steps_are_those_of_a_plain_loop(losses: Any, model_type: str):  # noqa: ANN401
+    ours, plain = losses(model_type)
+
+    assert ours == pytest.approx(plain, rel=tolerance(model_type))
+
+
+@pytest.mark.parametrize("model_type", ARCHITECTURES)
+def test_twenty_steps_in_phases_have_the_bits_of_those_in_memory(losses: Any, model_type: str):  # noqa: ANN401
+    ours, _ = losses(model_type, "phases=1", "precision=float32")
+    in_phases, _ = losses(model_type, "phases=2", "precision=float32")
+
     assert in_phases == ours
 
 
@@ -71,11 +86,11 @@ def test_twenty_steps_are_those_of_a_plain_loop_and_of_phases(losses: Any, model
 def test_two_stages_learn_as_a_plain_loop_does(losses: Any, model_type: str):  # noqa: ANN401
     ours, plain = losses(model_type, "parallel.pipeline=2", "batch.micro=2")
 
-    assert ours == pytest.approx(plain, rel=TOLERANCE)
+    assert ours == pytest.approx(plain, rel=tolerance(model_type))
 
 
 @pytest.mark.parametrize("model_type", TENSOR)
 def test_two_tensor_ranks_learn_as_a_plain_loop_does(losses: Any, model_type: str):  # noqa: ANN401
     ours, plain = losses(model_type, "parallel.tensor=2")
 
-    assert ours == pytest.approx(plain, rel=TOLERANCE)
+    assert ours == pytest.approx(plain, rel=tolerance(model_type))
