@@ -21,6 +21,7 @@ ALLOWED = {
     "api/distributed/kubernetes_jobset.py": "a word of the catalog and of Kubernetes",
     "api/training/inputs/job.py": "a word of the catalog: what counts as GPU-hours",
     "api/training/preconditions.py": "a word of the catalog: kinds with kernels for kept blocks",
+    "cli/plan_summary.py": "a word of the catalog: what a device is called",
     "hardware/probe/host_devices.py": "links of GPUs, which the driver of NVIDIA tells",
     "runtime/distributed/rank_placement.py": "folders of GPU drivers, by the kind of device",
     "program/layer_mode_errors.py": "a word of the catalog",

@@ -26,6 +26,7 @@ from windlass.models import (
     divide_sequence,
     document_buffers,
     exchanges_rows,
+    expert_parameters,
     fake_state,
     fuse_loss,
     is_embedding_only,
@@ -271,9 +272,15 @@ class LayerTemplate:
     def meta_output(self, x: Tensor) -> Tensor:
         """The output of the layer module on the meta device, for a tensor on it.
 
-        It runs on fake tensors of the CPU, because code may ask for numbers of positions.
+        It runs on fake tensors of the CPU, because code may ask for numbers of positions. How many
+        rows arrive at divided experts stays a symbol, whose import takes a second.
         """
-        with FakeTensorMode(allow_non_fake_inputs=True):
+        symbols = None
+        if expert_parameters(self._module):
+            from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+            symbols = ShapeEnv()
+        with FakeTensorMode(allow_non_fake_inputs=True, shape_env=symbols):
             state = fake_state(self._module)
             y = self.raw_output(
                 [state[name] for name in self.parameters],

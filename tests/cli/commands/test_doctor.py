@@ -26,7 +26,7 @@ def test_a_machine_of_a_report_is_listed_and_plans_name_it(windlass: Windlass, t
     assert "their-lab" in windlass("machines").stdout
     planned = windlass("plan", "gpt-tiny", "--on", "their-lab")
     assert planned.returncode == 0, planned.stderr
-    assert "machine      their-lab" in planned.stdout
+    assert "on their-lab; every figure is predicted" in planned.stdout
 
 
 def test_a_second_machine_of_a_name_is_refused_until_it_is_replaced(

@@ -16,6 +16,7 @@ import pytest
 
 from cli.rank_processes import numbers, wait_for_step, weights
 from command_line import TINY, Windlass, start
+from task_files import task_file
 from windlass.api import Run, make_request, plan, resume, train
 from windlass.errors import RunInterrupted
 from windlass.runtime.checkpoint.checkpoint import latest_checkpoint
@@ -54,13 +55,10 @@ def test_a_run_is_planned_predicted_recorded_and_names_the_next_commands(
     again = windlass("sample", "run", "--prompt", "def ", "--tokens", "8")
     assert again.returncode == 0, again.stderr
     assert again.stdout.startswith("def ")
-    (tmp_path / "names.toml").write_text('name = "names"\noutput_type = "loglikelihood"\n')
-    (tmp_path / "items.jsonl").write_text('{"context": "def ", "target": "main"}\n' * 2)
-    scored = windlass("evaluate", "run", "names.toml")
+    task_file(tmp_path, "names", [{"context": "def ", "target": "main"}] * 2)
+    scored = windlass("evaluate", "run", "names.yaml")
     assert scored.returncode == 0, scored.stderr
-    row = re.search(
-        r"6 +names +0 +acc +0.0000 +± 0.0000\s+bits_per_byte +\d+\.\d{4}", scored.stdout
-    )
+    row = re.search(r"6 +names +0 +perplexity +\d+\.\d{4} +± \d+\.\d{4}", scored.stdout)
     assert row, scored.stdout
     assert row[0] in windlass("show", "run").stdout
 

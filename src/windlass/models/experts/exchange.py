@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
 
 from windlass.models.experts.exchange_ops import exchange_counts, return_rows, send_rows
 from windlass.models.experts.expert_linear import ExpertLinear
@@ -94,7 +93,7 @@ class TokenExchange:
             counts: rows of each of all E experts, `Int[E]`.
             experts: the experts of this rank.
         """
-        if rows.is_meta or _has_no_counts(rows):
+        if rows.is_meta:
             return torch.empty_like(rows)  # where nothing is counted, only the shape is wanted
         group = self.rank.group_name
         sent = counts.view(self.rank.degree, -1)  # [rank, its experts]
@@ -103,8 +102,3 @@ class TokenExchange:
         results = experts(arrived, came.sum(0))
         y: Tensor = return_rows(results, by_expert, sizes, rows.shape[0], group)
         return y
-
-
-def _has_no_counts(rows: Tensor) -> bool:
-    """Whether rows are fake, and nothing stands for how many arrive: a compiler's have symbols."""
-    return isinstance(rows, FakeTensor) and rows.fake_mode.shape_env is None

@@ -16,7 +16,7 @@ from windlass.data import (
     RowBatches,
     SentencePairs,
 )
-from windlass.models import LayerStack, materialize_layer
+from windlass.models import LayerStack, joined_matrices, materialize_layer
 from windlass.runtime.optimizer_state.dtypes import DTYPES
 from windlass.runtime.optimizers.learning_rate import learning_rate
 from windlass.runtime.verify.compare_runs import InstrumentedRun, checkpoint_layers
@@ -92,10 +92,12 @@ def compare_to_plain_pytorch(
     plain_batches = _plain_data(run, plan, batches)
     _compare_schedule(errors, schedule, masks)
     _compare_tokens(errors, batches, plain_batches, settings)
+    layers = _real_layers(stack, settings.seed)
     plain = train_plainly(
-        _real_layers(stack, settings.seed), plain_batches, settings,
+        layers, plain_batches, settings,
         micro=plan.batch.micro, dtype=DTYPES[plan.precision], float8=plan.multiplies_float8,
         sparsity=None if plan.model is None else plan.model.sparsity,
+        joined=joined_matrices(layers),
     )  # fmt: skip
     _compare_steps(errors, run, plain)
     _compare_weights(errors, run, stack, plain)

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
-from windlass.models import joined_matrices
 from windlass.runtime.verify.plain_loop.data_order import PlainBatches
 from windlass.runtime.verify.plain_loop.documents import PlainDocuments
 from windlass.runtime.verify.plain_loop.dropout import key_dropouts, mixed
@@ -70,6 +69,7 @@ def train_plainly(
     dtype: torch.dtype,
     float8: bool = False,
     sparsity: SparsityRequest | None = None,
+    joined: Mapping[str, Sequence[int]] | None = None,
 ) -> PlainRun:
     """Trains a model for `settings.steps` steps, and evaluates it as often as they say.
 
@@ -81,8 +81,11 @@ def train_plainly(
         dtype: type of weights, activations and optimizer state.
         float8: whether linear layers between the first and the last one multiply 8-bit factors.
         sparsity: which weights are kept, and when that changes; None means a dense model.
+        joined: rows of each matrix in a weight that is several, by its full name; None if none is.
     """
-    run = _PlainLoop(layers, batches, settings, micro, dtype, float8=float8, sparsity=sparsity)
+    run = _PlainLoop(
+        layers, batches, settings, micro, dtype, float8=float8, sparsity=sparsity, joined=joined
+    )
     losses, norms, rates = [], [], []
     evaluations: dict[int, PlainEvaluation] = {}
     taken = _batches_taken(settings.skip_batches or ())
@@ -113,6 +116,7 @@ class _PlainLoop:
         *,
         float8: bool,
         sparsity: SparsityRequest | None,
+        joined: Mapping[str, Sequence[int]] | None,
     ) -> None:
         self._batches, self._settings, self._micro = batches, settings, micro
         self.model = nn.Sequential(*(layer for _, layer in layers)).train()
@@ -125,7 +129,7 @@ class _PlainLoop:
         self._masks = PlainMasks(layers, sparsity, seed=settings.seed, steps=settings.steps)
         self._documents = PlainDocuments(self.model)
         self._parameters = [each for each in self.model.parameters() if each.requires_grad]
-        self._optimizer = _optimizer(layers, self._parameters, settings)
+        self._optimizer = _optimizer(layers, self._parameters, settings, joined)
         self._averages = [parameter.detach().clone() for parameter in self._parameters]
 
     def step(self, step: int, batch: int, rate: float) -> tuple[float, float]:
@@ -217,6 +221,7 @@ def _optimizer(
     layers: Sequence[tuple[str, nn.Module]],
     parameters: Sequence[nn.Parameter],
     settings: TrainSettings,
+    joined: Mapping[str, Sequence[int]] | None,
 ) -> torch.optim.Optimizer:
     """The optimizer of some weights of a model."""
     first, last = layers[0][1], layers[-1][1]
@@ -227,7 +232,6 @@ def _optimizer(
         for name, layer in reversed(layers)
         for path, parameter in layer.named_parameters()
     }
-    joined = joined_matrices(layers)
     return plain_optimizer(parameters, settings, hidden=hidden, names=names, joined=joined)
 
 
