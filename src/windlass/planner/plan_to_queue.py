@@ -64,7 +64,7 @@ def _roomy_bytes(space: PlanSpace, best: EvaluatedPlan, margin: float) -> int:
 def _least_on_slower_links(
     space: PlanSpace, safe: Sequence[EvaluatedPlan], margin: float
 ) -> EvaluatedPlan:
-    """Of the plans within the margin of the fastest, the one that slower links delay least."""
+    """The plan within the margin of the fastest that slower links delay least."""
     steps = space.request.train.steps
     limit = min(run_seconds(prediction, steps) for _, prediction in safe) * (1 + margin)
     near = [item for item in safe if run_seconds(item[1], steps) <= limit]

@@ -24,7 +24,7 @@ from windlass.schema import CHAT_TEMPLATE_FILE, TOKENIZER_FILE, ModelIdentity
 def write_small_files(identity: ModelIdentity, tokenizer: Path, folder: Path) -> None:
     """Writes the small files that an export has: the tokenizer's, and the model's configuration.
 
-    Of a model that Hugging Face does not know, there are the tokenizer's alone.
+    A model that Hugging Face does not know has no configuration, and the tokenizer's stand alone.
 
     Args:
         identity: the model.

@@ -12,7 +12,7 @@ from windlass.schema import GENERATION_CONFIG_FILE, MODEL_CONFIG_FILE
 _TEMPERATURE, _TOP_K = 0.8, 40
 """Those of a model whose folder says nothing."""
 _LIBRARY_TOP_K = 50
-"""Of a folder that says that tokens are drawn, and not from how many: transformers' default."""
+"""Default of transformers where a folder says that tokens are drawn, and not from how many."""
 _LIBRARY_KEYS = frozenset(
     {"no_repeat_ngram_size", "bad_words_ids", "suppress_tokens", "min_p", "typical_p",
      "epsilon_cutoff", "eta_cutoff"}

@@ -18,7 +18,7 @@ from windlass.errors import DataError
 from windlass.units import format_bytes, format_seconds
 
 _MOST_RENDERINGS = 6
-"""Of an answer that no mark tells."""
+"""Renderings that may prove where an answer without marks begins and ends."""
 _WORKER = Path(__file__).with_name("template_worker.py")
 
 

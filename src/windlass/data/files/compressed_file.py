@@ -76,7 +76,7 @@ class _Recoded(io.RawIOBase):
         self._waiting = b""
 
     def readable(self) -> bool:
-        """That it can be read."""
+        """Returns True, as `io.BufferedReader` asks before it reads."""
         return True
 
     def readinto(self, buffer: "Buffer") -> int:

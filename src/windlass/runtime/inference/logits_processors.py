@@ -10,7 +10,7 @@ from torch import Tensor
 from windlass.errors import RequestError
 
 LogitsProcessor = Callable[[Sequence[int], Tensor], Tensor]
-"""Of the tokens so far and the logits `Float[v]` of the next one, other logits."""
+"""Maps the tokens so far and the logits `Float[v]` of the next one to other logits."""
 
 BEFORE_TEMPERATURE = {
     "no_repeat_ngram_size": ("NoRepeatNGramLogitsProcessor", 0),
