@@ -3,10 +3,11 @@
     scripts/gpu-first-run.sh [--dry-run] [--out REPORT.md] [--seconds 480] [--parts NAME ...]
 
 - `system`: driver, GPUs and versions;
-- `doctor`: `windlass doctor`, which measures the machine too;
 - `tests`: `pytest -m gpu`;
 - `train`: 60 steps of gpt2-124m, step by step in turn with plain compiled loops;
-- `phases`: the same model in phases, its weights and optimizer state streamed from host memory.
+- `phases`: the same model in phases, its weights and optimizer state streamed from host memory;
+- `doctor`: `windlass doctor`, which measures the machine too. It takes three minutes or more, and
+  comes last, so that it has what the others leave.
 
 Each part is a process of its own with its share of the time that is left. One that fails, or is
 ended at its limit, is said so in the report, with what it printed; the others run all the same.
@@ -84,10 +85,10 @@ def parts(folder: Path, *, dry: bool) -> tuple[Part, ...]:
     doctor = str(folder / "windlass-doctor.toml")
     return (
         Part("system", (python, me, "--child", "system", sizes), 0.04),
-        Part("doctor", (python, "-m", "windlass", "doctor", "--out", doctor), 0.36),
         Part("tests", (python, "-m", "pytest", "-v", "-m", mark, *tests), 0.2),
         Part("train", (python, me, "--child", "train", sizes), 0.26),
         Part("phases", (python, me, "--child", "phases", sizes), 0.14),
+        Part("doctor", (python, "-m", "windlass", "doctor", "--out", doctor), 0.36),
     )
 
 
