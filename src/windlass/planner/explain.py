@@ -12,7 +12,7 @@ from windlass.planner.result import (
     RunnerUp,
     TierShortage,
 )
-from windlass.program import describe_recompute
+from windlass.program import describe_degrees, describe_recompute
 from windlass.schema import Machine, Plan, ResolvedRequest
 from windlass.units import format_bytes, format_seconds
 
@@ -169,19 +169,10 @@ def show_plan(plan: Plan) -> str:
 
 def show_parallelism(plan: Plan) -> str:
     """A plan's parallelism in short: `PP=8 TP=8 DP=4 FSDP=2 ZeRO-1=4, 1f1b, 2 virtual stages`."""
-    parallel, sharding = plan.parallel, plan.sharding
-    degrees = [f"PP={parallel.pipeline} TP={parallel.tensor} DP={parallel.data}"]
-    if parallel.context:
-        degrees.append(f"CP={parallel.context}")
-    if parallel.expert:
-        degrees.append(f"EP={parallel.expert}")
-    if sharding.parameters > 1:
-        degrees.append(f"FSDP={sharding.parameters}")
-    if sharding.optimizer not in (1, sharding.parameters):
-        degrees.append(f"ZeRO-1={sharding.optimizer}")
+    parallel = plan.parallel
     schedule = f", {parallel.schedule}" if parallel.pipeline > 1 else ""
     chunks = f", {parallel.virtual_stages} virtual stages" if parallel.virtual_stages > 1 else ""
-    return f"{' '.join(degrees)}{schedule}{chunks}"
+    return f"{describe_degrees(plan)}{schedule}{chunks}"
 
 
 def _verdict(result: PlanningResult) -> str:

@@ -39,6 +39,7 @@ from windlass.program.communication_volume import (
 from windlass.program.device_mesh import (
     MeshCoord,
     chunks_of_stage,
+    describe_degrees,
     layers_of_stage,
     mesh_coord,
     rank_of,
@@ -204,6 +205,7 @@ __all__ = [
     "communicator_use",
     "context_errors",
     "context_run_errors",
+    "describe_degrees",
     "describe_recompute",
     "disk_usage",
     "divided_kinds",

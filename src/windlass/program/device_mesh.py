@@ -55,3 +55,21 @@ def stages_by_layer(plan: Plan) -> tuple[int, ...]:
         for index, chunk in enumerate(plan.stages)
         for _ in range(chunk.first_layer, chunk.end_layer)
     )
+
+
+def describe_degrees(plan: Plan) -> str:
+    """`PP=8 TP=8 DP=4`, then ` CP=2`, ` EP=4`, ` FSDP=2` and ` ZeRO-1=4` where there are any.
+
+    FSDP shards the optimizer state too, so ZeRO-1 is named only where its degree differs.
+    """
+    parallel, sharding = plan.parallel, plan.sharding
+    parts = [f"PP={parallel.pipeline} TP={parallel.tensor} DP={parallel.data}"]
+    if parallel.context:
+        parts.append(f"CP={parallel.context}")
+    if parallel.expert:
+        parts.append(f"EP={parallel.expert}")
+    if sharding.parameters > 1:
+        parts.append(f"FSDP={sharding.parameters}")
+    if sharding.optimizer not in (1, sharding.parameters):
+        parts.append(f"ZeRO-1={sharding.optimizer}")
+    return " ".join(parts)

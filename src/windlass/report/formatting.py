@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from windlass.program import MeshCoord, describe_recompute, runtime_gaps
+from windlass.program import MeshCoord, describe_degrees, describe_recompute, runtime_gaps
 from windlass.schema import (
     MAX_CONTENTION,
     ChosenDefault,
@@ -68,24 +68,11 @@ def describe_parallelism(plan: Plan) -> str:
 
 
 def parallel_degrees(plan: Plan) -> str:
-    """`PP=8 TP=8 DP=4`, then ` CP=2`, ` EP=4`, ` FSDP=2` and ` ZeRO-1=4` where there are any.
-
-    FSDP shards the optimizer state too, so ZeRO-1 is named only where its degree differs. If the
-    optimizer state alone is offloaded, ` optimizer on host` follows.
-    """
-    parallel, sharding = plan.parallel, plan.sharding
-    parts = [f"PP={parallel.pipeline} TP={parallel.tensor} DP={parallel.data}"]
-    if parallel.context:
-        parts.append(f"CP={parallel.context}")
-    if parallel.expert:
-        parts.append(f"EP={parallel.expert}")
-    if sharding.parameters > 1:
-        parts.append(f"FSDP={sharding.parameters}")
-    if sharding.optimizer not in (1, sharding.parameters):
-        parts.append(f"ZeRO-1={sharding.optimizer}")
+    """`describe_degrees`, then ` optimizer on host` if the optimizer state alone is offloaded."""
+    degrees = describe_degrees(plan)
     if offloads_only_optimizer(plan):
-        parts.append(describe_optimizer_offload(plan))
-    return " ".join(parts)
+        degrees += f" {describe_optimizer_offload(plan)}"
+    return degrees
 
 
 def offloads_only_optimizer(plan: Plan) -> bool:

@@ -131,7 +131,8 @@ def _as_many_parameters(row: TableRow, shape: ModelShape, assumptions: list[str]
         assumptions.append("no gate in the feed-forward network, by its parameters")
         return nearest
     if abs(factor - 1) <= _SAME_HEAD:
-        assumptions.append("a head of its own, by its parameters")
+        head = "of its own" if nearest.vocabulary_matrices > 1 else "tied to the embedding"
+        assumptions.append(f"a head {head}, by its parameters")
         return nearest
     stated = f"{shape.parameters / 1e9:.3g} billion parameters, and `params` says "
     stated += f"{parameters / 1e9:.3g} billion"
