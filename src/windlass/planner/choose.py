@@ -10,6 +10,7 @@ from math import inf
 from windlass.cost import MEMORY_ERROR, KeptCode, PlanColumns
 from windlass.errors import InputErrors
 from windlass.planner.advice.advise import advise
+from windlass.planner.advice.nearest_sayable import with_nearest
 from windlass.planner.advice.no_legal_plan import no_legal_plan
 from windlass.planner.advice.offload_feasibility import require_optimizer_tier, require_phases
 from windlass.planner.advice.sensitivity import larger_batch, sensitivities
@@ -187,7 +188,7 @@ def _require_possible(space: PlanSpace) -> None:
             *single_device_faults(request), *single_stage_faults(request, graph, machine)
         )  # fmt: skip
     if faults:
-        raise InputErrors(faults)
+        raise InputErrors(with_nearest(faults, request, graph, machine))
     if machine.devices == 1:
         require_phases(space)
         require_optimizer_tier(space)

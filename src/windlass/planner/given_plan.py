@@ -4,6 +4,7 @@ from math import ceil
 
 from windlass.cost import KeptCode
 from windlass.errors import InputErrors, PlanError
+from windlass.planner.advice.nearest_sayable import pinned_by, with_nearest
 from windlass.planner.result import Advice, Change, PlanningResult, run_seconds
 from windlass.planner.search.evaluate import evaluate, infeasible_plan, training_state_bytes
 from windlass.planner.space.pins import broken_pins
@@ -65,7 +66,7 @@ def result_of_given_plan(
         PlanError: every offload tier that is too small for it.
     """
     if errors := plan_errors(plan, graph, machine):
-        raise InputErrors(errors)
+        raise InputErrors(with_nearest(errors, pinned_by(plan, request), graph, machine))
     budget_bytes = request.memory or machine.device.memory.capacity_bytes
     prediction = evaluate(plan, graph, machine, budget_bytes=budget_bytes, kept_code=kept_code)
     if prediction.peaks[0].over_bytes:

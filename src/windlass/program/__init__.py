@@ -144,8 +144,10 @@ from windlass.program.replicas.zero_sharding import (
     updates_per_shard,
 )
 from windlass.program.stack_capabilities import (
+    StackNeed,
     capability_faults,
     runtime_gaps,
+    unmet_needs,
 )
 from windlass.program.tensor_parallel import (
     LAYER_PASSES,
@@ -193,6 +195,7 @@ __all__ = [
     "PassCollective",
     "PeerMap",
     "Program",
+    "StackNeed",
     "StageTensors",
     "StateSizes",
     "TiedWeights",
@@ -264,6 +267,7 @@ __all__ = [
     "tied_across_stages",
     "tied_elements_within_stage",
     "tied_owner_layers",
+    "unmet_needs",
     "update_state_bytes",
     "updated_elements",
     "updates_per_shard",

@@ -1,13 +1,13 @@
 """What a plan or a request asks for that a software stack cannot run, a sentence each."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from windlass.schema import (
     DEVICE_TIER,
     OWN_STACK,
+    Capabilities,
     Plan,
-    Precision,
     Request,
     Stack,
     TensorGrid,
@@ -17,15 +17,31 @@ _MOST_NAMED = 2
 """Stacks that a message names as a way out."""
 
 
-class _Need(NamedTuple):
-    """Something that a stack must be able to do."""
+class StackNeed(NamedTuple):
+    """Something that a stack must be able to do, as its `can` table says it."""
 
     key: str
     """Such as `parallel.pipeline`."""
     value: object
     lacks: str
     """What a stack without it lacks, to follow `has no`."""
-    is_met: Callable[[Stack], bool]
+    ability: str
+    """Key of the `can` table."""
+    member: object = True
+    """What that key must hold: true, or one of its list."""
+
+    def is_met(self, can: Capabilities) -> bool:
+        """Whether a stack that can so much has it."""
+        if self.key == "parallel.schedule" and not can.pipeline:
+            return True  # that it has no pipeline says another sentence
+        held = getattr(can, self.ability)
+        return held is True or held is None or (held is not False and self.member in held)
+
+    def granted(self, can: Capabilities) -> Capabilities:
+        """What a stack can with it in addition."""
+        held = getattr(can, self.ability)
+        more = True if isinstance(held, bool) else (*(held or ()), self.member)
+        return can.model_copy(update={self.ability: more})
 
 
 def capability_faults(
@@ -38,52 +54,56 @@ def capability_faults(
         stack: the stack.
         others: stacks to name where one of them can.
     """
-    for key, value, lacks, is_met in _needs(choices):
-        if not is_met(stack):
-            able = [f"`--stack {each.name}`" for each in others if is_met(each)]
-            instead = " or ".join(("", *able[:_MOST_NAMED]))
-            way_out = f"leave `{key}` out{instead and ' or choose ' + instead[4:]}"
-            yield f"`{key}` = {_show(value)}, but `{stack.name}` has no {lacks}; {way_out}"
+    for need in unmet_needs(choices, stack):
+        able = [f"`--stack {each.name}`" for each in others if need.is_met(each.can)]
+        instead = " or ".join(("", *able[:_MOST_NAMED]))
+        way_out = f"leave `{need.key}` out{instead and ' or choose ' + instead[4:]}"
+        shown = _show(need.value)
+        yield f"`{need.key}` = {shown}, but `{stack.name}` has no {need.lacks}; {way_out}"
+
+
+def unmet_needs(choices: Plan | Request, stack: Stack) -> tuple[StackNeed, ...]:
+    """What some choices ask of a stack that it cannot do."""
+    return tuple(need for need in _needs(choices) if not need.is_met(stack.can))
 
 
 def runtime_gaps(plan: Plan) -> tuple[str, ...]:
     """What Windlass's own runtime lacks to run a plan, to follow `has no`; empty if it runs it."""
-    return tuple(dict.fromkeys(need.lacks for need in _needs(plan) if not need.is_met(OWN_STACK)))
+    return tuple(dict.fromkeys(need.lacks for need in unmet_needs(plan, OWN_STACK)))
 
 
-def _needs(choices: Plan | Request) -> Iterator[_Need]:
+def _needs(choices: Plan | Request) -> Iterator[StackNeed]:
     """Everything that some choices ask of a stack."""
     yield from _parallel_needs(choices)
     yield from _sharding_needs(choices)
     yield from _state_needs(choices)
     precision, recompute = choices.precision, choices.recompute
     if precision is not None:
-        yield _Need("precision", precision, f"computation in {precision}", _computes_in(precision))
+        lacks = f"computation in {precision}"
+        yield StackNeed("precision", precision, lacks, "precisions", precision)
     if choices.compile is not None and (isinstance(choices, Request) or choices.compile):
         lacks = "layers that are compiled or not as a plan says"
-        yield _Need("compile", choices.compile, lacks, lambda stack: stack.can.compile)
+        yield StackNeed("compile", choices.compile, lacks, "compile")
     if recompute not in (None, "none"):
-        yield _Need(
-            "recompute", recompute, f"{recompute} recompute",
-            lambda stack: recompute in stack.can.recompute,
-        )  # fmt: skip
+        lacks = f"{recompute} recompute"
+        yield StackNeed("recompute", recompute, lacks, "recompute", recompute)
     if choices.step_graph:
-        yield _Need("step_graph", True, "steps that are recorded as a plan says", _is_own)
+        yield StackNeed("step_graph", True, "steps that are recorded as a plan says", "step_graph")
     if choices.loss == "fused":
         lacks = "loss that is fused with the last projection"
-        yield _Need("loss", "fused", lacks, lambda stack: stack.can.fused_loss)
+        yield StackNeed("loss", "fused", lacks, "fused_loss")
     if choices.moments != "float32":
         lacks = f"optimizer moments in {choices.moments}"
-        yield _Need("moments", choices.moments, lacks, _is_own)
+        yield StackNeed("moments", choices.moments, lacks, "small_moments")
     tier = choices.offload.optimizer
     if tier not in (None, DEVICE_TIER):
-        yield _Need("offload.optimizer", tier, "offload", lambda stack: stack.can.offload)
+        yield StackNeed("offload.optimizer", tier, "offload", "offload")
     if isinstance(choices, Request) and (choices.phases or 1) > 1:
         lacks = "weights that lie outside device memory"
-        yield _Need("phases", choices.phases, lacks, lambda stack: stack.can.offload)
+        yield StackNeed("phases", choices.phases, lacks, "offload")
 
 
-def _state_needs(choices: Plan | Request) -> Iterator[_Need]:
+def _state_needs(choices: Plan | Request) -> Iterator[StackNeed]:
     """What is asked of the weights, and of what an optimizer keeps of them."""
     if isinstance(choices, Plan):
         prefix, optimizer, ema = "", choices.optimizer or "adamw", choices.ema
@@ -91,92 +111,56 @@ def _state_needs(choices: Plan | Request) -> Iterator[_Need]:
     else:
         prefix, train, sparsity = "train.", choices.train, choices.sparsity
         optimizer, ema = train.optimizer, train.ema
-    yield _Need(
-        f"{prefix}optimizer", optimizer, f"optimizer `{optimizer}`",
-        lambda stack: stack.can.optimizers is None or optimizer in stack.can.optimizers,
-    )  # fmt: skip
+    lacks = f"optimizer `{optimizer}`"
+    yield StackNeed(f"{prefix}optimizer", optimizer, lacks, "optimizers", optimizer)
     if ema is not None:
         lacks = "averages of weights"
-        yield _Need(f"{prefix}ema", ema, lacks, lambda stack: stack.can.averages)
+        yield StackNeed(f"{prefix}ema", ema, lacks, "averages")
     if choices.master_weights is False:
         lacks = "bfloat16 weights without float32 copies"
-        yield _Need("master_weights", False, lacks, lambda stack: stack.can.own_masters)
+        yield StackNeed("master_weights", False, lacks, "own_masters")
     if sparsity is not None:
-        yield _Need("sparsity", "set", "sparse weights", lambda stack: stack.can.sparsity)
+        yield StackNeed("sparsity", "set", "sparse weights", "sparsity")
 
 
-def _parallel_needs(choices: Plan | Request) -> Iterator[_Need]:
+def _parallel_needs(choices: Plan | Request) -> Iterator[StackNeed]:
     parallel = choices.parallel
-    if (parallel.pipeline or 1) > 1:
-        yield _Need(
-            "parallel.pipeline", parallel.pipeline, "pipeline parallelism",
-            lambda stack: stack.can.pipeline,
-        )  # fmt: skip
-    if (parallel.tensor or 1) > 1:
-        yield _Need(
-            "parallel.tensor", parallel.tensor, "tensor parallelism",
-            lambda stack: stack.can.tensor,
-        )  # fmt: skip
+    for name in ("pipeline", "tensor", "context", "expert"):
+        degree = getattr(parallel, name) or 1
+        if degree > 1:
+            yield StackNeed(f"parallel.{name}", degree, f"{name} parallelism", name)
     if isinstance(parallel.tensor, TensorGrid):
         lacks = "tensor parallelism in two dimensions"
-        yield _Need("parallel.tensor", parallel.tensor, lacks, _is_own)
-    if (parallel.context or 1) > 1:
-        yield _Need(
-            "parallel.context", parallel.context, "context parallelism",
-            lambda stack: stack.can.context,
-        )  # fmt: skip
-    if (parallel.expert or 1) > 1:
-        yield _Need("parallel.expert", parallel.expert, "expert parallelism", _is_own)
-    schedule = parallel.schedule
-    if schedule is None and (parallel.virtual_stages or 1) > 1:
-        yield _Need(
-            "parallel.virtual_stages", parallel.virtual_stages, "interleaved schedule",
-            lambda stack: "interleaved" in stack.can.schedules,
-        )  # fmt: skip
+        yield StackNeed("parallel.tensor", parallel.tensor, lacks, "tensor_grids")
+    schedule, chunks = parallel.schedule, parallel.virtual_stages
+    if schedule is None and (chunks or 1) > 1:
+        key, lacks = "parallel.virtual_stages", "interleaved schedule"
+        yield StackNeed(key, chunks, lacks, "schedules", "interleaved")
     # One stage runs the same in any schedule.
     elif schedule is not None and parallel.pipeline != 1:
-        yield _Need(
-            "parallel.schedule", schedule, f"{schedule} schedule",
-            lambda stack: not stack.can.pipeline or schedule in stack.can.schedules,
-        )  # fmt: skip
+        lacks = f"{schedule} schedule"
+        yield StackNeed("parallel.schedule", schedule, lacks, "schedules", schedule)
 
 
-def _sharding_needs(choices: Plan | Request) -> Iterator[_Need]:
+def _sharding_needs(choices: Plan | Request) -> Iterator[StackNeed]:
     sharding, replicas = choices.sharding, choices.parallel.data
     parameters, optimizer = sharding.parameters or 1, sharding.optimizer or 1
     if parameters > 1:
-        yield _Need(
-            "sharding.parameters", parameters, "sharding of parameters (ZeRO-3)",
-            lambda stack: "parameters" in stack.can.sharding,
-        )  # fmt: skip
+        lacks = "sharding of parameters (ZeRO-3)"
+        yield StackNeed("sharding.parameters", parameters, lacks, "sharding", "parameters")
     # A request that names the parameters' degree alone leaves the optimizer's to the planner.
     if optimizer > parameters and not (isinstance(choices, Request) and parameters > 1):
-        yield _Need(
-            "sharding.optimizer", optimizer, "sharding of optimizer state (ZeRO-1)",
-            lambda stack: "optimizer" in stack.can.sharding,
-        )  # fmt: skip
+        lacks = "sharding of optimizer state (ZeRO-1)"
+        yield StackNeed("sharding.optimizer", optimizer, lacks, "sharding", "optimizer")
     if sharding.reshard:
-        yield _Need(
-            "sharding.reshard", True, "gathering of parameters for each pass",
-            lambda stack: stack.can.reshard,
-        )  # fmt: skip
+        lacks = "gathering of parameters for each pass"
+        yield StackNeed("sharding.reshard", True, lacks, "reshard")
     if replicas is not None:
         replicas *= choices.parallel.context or 1
         for name, degree in (("parameters", parameters), ("optimizer", optimizer)):
             if degree not in (1, replicas):
                 lacks = f"sharding over fewer than all {replicas} replicas (HSDP)"
-                yield _Need(
-                    f"sharding.{name}", degree, lacks, lambda stack: stack.can.replica_groups
-                )
-
-
-def _computes_in(precision: Precision) -> Callable[[Stack], bool]:
-    return lambda stack: precision in stack.can.precisions
-
-
-def _is_own(stack: Stack) -> bool:
-    """Whether it is Windlass's own runtime, the only one with some choices."""
-    return stack.name == OWN_STACK.name
+                yield StackNeed(f"sharding.{name}", degree, lacks, "replica_groups")
 
 
 def _show(value: object) -> str:

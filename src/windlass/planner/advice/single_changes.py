@@ -10,7 +10,7 @@ from windlass.planner.search.evaluate import infeasible_plan
 from windlass.planner.search.search_result import SearchResult
 from windlass.planner.space.options import smaller_moments
 from windlass.planner.space.plan_space import PlanSpace
-from windlass.schema import Plan, ResolvedRequest
+from windlass.schema import OWN_STACK, Plan, ResolvedRequest
 
 _SECTIONS = ("parallel", "sharding", "offload", "batch")
 _MIN_SEQUENCE = 64
@@ -50,7 +50,7 @@ def open_pins(space: PlanSpace, budget_bytes: int) -> Iterator[SingleChange]:
     for key, _ in request_pins(space.request):
         if key == "train.batch":
             continue
-        result = _searched(space, _without(space.request, key), budget_bytes)
+        result = _searched(space, with_value(space.request, key, None), budget_bytes)
         change = _of_result(space, result, budget_bytes, key)
         if change is not None:
             yield change
@@ -59,7 +59,9 @@ def open_pins(space: PlanSpace, budget_bytes: int) -> Iterator[SingleChange]:
 def smaller_sizes(space: PlanSpace, budget_bytes: int) -> Iterator[SingleChange]:
     """Moments in fewer bits and the longest shorter sequence, where a plan fits with them."""
     request = space.request
-    for moments in smaller_moments(request) if space.machine.stack is None else ():
+    for moments in (
+        smaller_moments(request) if (space.machine.stack or OWN_STACK).can.small_moments else ()
+    ):
         changed = request.model_copy(update={"moments": moments})
         if best := _searched(space, changed, budget_bytes).best:
             yield SingleChange(overrides=(f"moments={moments}",), fitting=best[0], smallest=None)
@@ -82,12 +84,12 @@ def _shorter(request: ResolvedRequest, sequence: int) -> ResolvedRequest:
     return request.model_copy(update={"train": train})
 
 
-def _without(request: ResolvedRequest, key: str) -> ResolvedRequest:
-    """The request with one key left open."""
+def with_value(request: ResolvedRequest, key: str, value: object) -> ResolvedRequest:
+    """The request with another value of one key; None leaves it open."""
     section, _, name = key.rpartition(".")
     if not section:
-        return request.model_copy(update={name: None})
-    part = getattr(request, section).model_copy(update={name: None})
+        return request.model_copy(update={name: value})
+    part = getattr(request, section).model_copy(update={name: value})
     return request.model_copy(update={section: part})
 
 
@@ -106,16 +108,16 @@ def _of_result(
     """What was found with a key left open; None if there is no plan, or none with another value."""
     if result.best:
         plan = result.best[0][0]
-        return SingleChange(overrides=_values(plan, key), fitting=result.best[0], smallest=None)
+        return SingleChange(overrides=key_values(plan, key), fitting=result.best[0], smallest=None)
     if not result.misfits:
         return None
     _, columns, row = min(result.misfits.values(), key=lambda item: item[0])
     plan = space.plan(columns, row)
     smallest = infeasible_plan(plan, space.graph, space.machine, budget_bytes)
-    return SingleChange(overrides=_values(plan, key), fitting=None, smallest=smallest)
+    return SingleChange(overrides=key_values(plan, key), fitting=None, smallest=smallest)
 
 
-def _values(plan: Plan, key: str) -> tuple[str, ...]:
+def key_values(plan: Plan, key: str) -> tuple[str, ...]:
     """A plan's value of a key, as overrides."""
     if key in ("recompute", "recompute_layers"):
         layers = recompute_layers(plan)

@@ -221,7 +221,7 @@ class OpenChoices:
     def expert_degrees(self) -> tuple[int | None, ...]:
         """Expert-parallel degrees: the common divisors of all layers' experts; None means 1."""
         experts, pin = self.graph.experts, self.request.parallel.expert
-        if pin is None and (not experts or self.machine.stack is not None):
+        if pin is None and not (experts and self._can.expert):
             return (None,)
         most = min(gcd(*experts), self.machine.devices) if experts else 1
         degrees = [each for each in divisors(gcd(*experts)) if each <= most] if experts else [1]

@@ -4,6 +4,7 @@ from collections.abc import Collection, Sequence
 
 from windlass.cost import ring_cost
 from windlass.schema import (
+    OWN_STACK,
     Link,
     Machine,
     ResolvedRequest,
@@ -49,6 +50,8 @@ def open_tensor_degrees(
         return (pin,) if 1 < pin <= machine.devices else ()
     most = _max_tensor_degree(request, machine)
     powers = tuple(2**power for power in range(1, most.bit_length()) if 2**power <= most)
+    if not (machine.stack or OWN_STACK).can.tensor_grids:
+        return powers
     grids = (
         (each for each in tensor_grids(degree, machine.links) if each not in unshardable)
         for degree in powers

@@ -53,8 +53,12 @@ class Capabilities(_StackTable):
     """Whether parameters can be sharded within groups of replicas (HSDP)."""
     tensor: bool = True
     """Whether layers can be divided over ranks (tensor parallelism)."""
+    tensor_grids: bool = False
+    """Whether they can be divided in two dimensions."""
     context: bool = False
     """Whether a sequence can be divided over ranks (context parallelism)."""
+    expert: bool = False
+    """Whether experts can be divided over ranks (expert parallelism)."""
     pipeline: bool = True
     """Whether layers can be on pipeline stages."""
     compile: bool = False
@@ -67,6 +71,10 @@ class Capabilities(_StackTable):
     """Whether the loss can be fused with the projection to the vocabulary."""
     optimizers: tuple[OptimizerName, ...] | None = None
     """Optimizers; None means any."""
+    small_moments: bool = False
+    """Whether moments can be kept in 16 or 8 bits."""
+    step_graph: bool = False
+    """Whether a plan says if steps are recorded and replayed."""
     averages: bool = True
     """Whether averages of the weights can be kept beside them (EMA)."""
     own_masters: bool = True
@@ -186,8 +194,12 @@ OWN_STACK = Stack(
         precisions=("float32", "tf32", "bfloat16", "float16", "float64", "float8"),
         sharding=("none", "optimizer", "parameters"),
         replica_groups=True,
+        tensor_grids=True,
         context=True,
+        expert=True,
         compile=True,
+        small_moments=True,
+        step_graph=True,
         offload=True,
         fused_loss=True,
     ),
