@@ -77,7 +77,7 @@ def test_a_plan_file_that_a_stack_cannot_run_is_refused_with_the_nearest_plan() 
     words = ("gpt2-124m", "machine=dgx-h100", "sharding.optimizer=8", "sharding.parameters=1")
     plan = api.plan(*words, "parallel.data=8").plan.model_copy(update={"stack": "torch"})
 
-    with pytest.raises(InputErrors, match="the nearest plan .* has `sharding.parameters=8 "):
+    with pytest.raises(InputErrors, match=r"the nearest plan .* has `sharding.parameters=8 "):
         api.plan(plan=plan)
 
 
