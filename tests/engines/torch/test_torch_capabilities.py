@@ -59,8 +59,8 @@ def test_what_is_proposed_for_any_stack_is_sayable_in_it(stack: str) -> None:
     [
         (
             "sharding.optimizer=8 sharding.parameters=1 parallel.data=8",
-            r"has `sharding.parameters=8 sharding.optimizer=8 sharding.reshard=false` "
-            r"\(FSDP never resharded\): [+-][0-9.]+ \w+ a step, [+-][0-9.]+ \w+ a device$",
+            (r"has `sharding.parameters=8 sharding.optimizer=8 sharding.reshard=false` "
+            r"\(FSDP never resharded\): [+-][0-9.]+ \w+ a step, [+-][0-9.]+ \w+ a device$"),
         ),
         ("parallel.pipeline=2 parallel.schedule=zero-bubble", r"has `parallel.schedule=\w+`: [+-]"),
         ("moments=int8", r"has `moments=float32`: [+-].* a step, \+[0-9.]+ \w+ a device$"),
