@@ -55,7 +55,7 @@ def predicted(folder: Path) -> DataflowReport:
     sizes = (f"model.sequence={TOKENS}", f"train.sequence={TOKENS}", "precision=float32")
     request = windlass.make_request("gpt-tiny", *dials, *sizes)
     (report,) = windlass.dataflow(
-        request, [str(folder / "cache.toml")], role="feed-forward", sparsities=tuple(SHARES)
+        request, on=(str(folder / "cache.toml"),), role="feed-forward", sparsity=tuple(SHARES)
     )
     return report
 

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 from cyclopts import App
 
-from windlass.cli.commands.compare import batch, compare
-from windlass.cli.commands.dataflow import dataflow
+from windlass.api.compare import batch, compare_machines as compare
+from windlass.api.dataflow import dataflow
+from windlass.api.limits.smallest_machine import smallest_machines as smallest_machine
 from windlass.cli.commands.record.exchange import mirror
 from windlass.cli.commands.record.runs import list_runs
 from windlass.cli.commands.record.sweep import run_sweep
-from windlass.cli.commands.smallest_machine import smallest_machine
 
 LISTS: list[tuple[Callable[..., None], str, list[str]]] = [
     (batch, "--sizes", ["8", "16"]),

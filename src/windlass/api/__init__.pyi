@@ -1,10 +1,11 @@
+from .answer import Answer, Bullets, json_text
 from .commands import (
-    BATCH_SIZES, VERIFICATION_STEPS, Check, Fit, batch, check, evaluate_tables, fit, keys, launch,
-    models, rehearse, validate, verification_steps, verified_numerics,
+    VERIFICATION_STEPS, Check, Fit, check, evaluate_tables, fit, keys, launch, models, rehearse,
+    validate, verification_steps, verified_numerics,
 )  # fmt: skip
-from .compare import ALL_MACHINES, compare_batches, compare_machines, sparse_speedup
+from .compare import ALL_MACHINES, batch, compare_machines, sparse_speedup
 from .data import data_statistics
-from .dataflow import SPARSITIES, dataflow
+from .dataflow import Dataflow, dataflow
 from .differences.bisection import Bisection, bisect
 from .differences.recorded_code import recorded_code
 from .differences.run_diff import diff, write_run_diff
@@ -17,6 +18,7 @@ from .distributed.rank_main import run_rank
 from .distributed.rank_server import become_ranks
 from .doctor.doctor import DOCTOR_FILE, doctor, require_report_file
 from .fine_tuning.peft_adapters import base_of_adapters
+from .flags import AsJson, Flag, ManyNames, ManySizes, Names, OnMachine, Picture, Shares
 from .inference.evaluate import evaluate, score
 from .inference.evaluate_on_ranks import score_rank
 from .inference.language_model import LanguageModel, load_language_model
@@ -30,6 +32,11 @@ from .local_validation.validated_run import (
 )  # fmt: skip
 from .machines import HERE, Progress, add_machine, find_machine, machines, probe, write_machine
 from .model_graph import capture
+from .options import (
+    EXPLAINED_PLAN, NO_OPTIONS, NO_PARENT, SEARCHED_PLAN, ExplainedPlanOptions, ParentOptions,
+    PlanOptions, RequestOptions, beside_adapters, build_plan, build_request, explain_values,
+    request_of_parent, require_machine_names, split_overrides,
+)  # fmt: skip
 from .plan import Planned, make_request, plan, request_origins
 from .plan_figures import draw_figure, draw_plan, forecast, require_drawable, write_plan_trace
 from .plan_file import load_plan
@@ -61,29 +68,33 @@ from .verify.proof_scope import ProofScope, proof_scope
 from .verify.rehearse import MAX_PROCESSES, downscale_plan, rehearsal, rehearse_as_is
 
 __all__ = [
-    "ALL_MACHINES", "BATCH_SIZES", "DOCTOR_FILE", "HERE", "MAX_PROCESSES", "RECIPE_SEEDS", "RUNS",
-    "SERVER_HOST", "SERVER_PORT", "SPARSITIES", "VERIFICATION_STEPS", "Bisection", "Check",
-    "ClusterHost", "ClusterRank", "Drawing", "ElasticRecovery", "ExportedFiles", "FaultResult",
-    "Fit", "Instrumentation", "JobSize", "KubernetesJob", "LanguageModel", "LiveJudge",
-    "Measurement", "Noise", "ParentRun", "PartResult", "Planned", "Progress", "ProofScope",
-    "Recipe", "RecipePlan", "RecipeResult", "Run", "SlurmJob", "Sweep", "TrackedRun",
-    "TrainingPlan", "TrainingRecipe", "TrainingResult", "ValidatedRun", "ValueOrigin", "Verifier",
-    "add_machine", "annotate", "base_of_adapters", "batch", "become_ranks", "bisect", "capture",
-    "check", "compare_batches", "compare_machines", "data_statistics", "dataflow", "describe_job",
-    "diff", "doctor", "downscale_plan", "draw_figure", "draw_plan", "draw_sweep", "evaluate",
-    "evaluate_tables", "export", "find_machine", "find_parent", "fit", "follow_sync",
+    "ALL_MACHINES", "DOCTOR_FILE", "EXPLAINED_PLAN", "HERE", "MAX_PROCESSES", "NO_OPTIONS",
+    "NO_PARENT", "RECIPE_SEEDS", "RUNS", "SEARCHED_PLAN", "SERVER_HOST", "SERVER_PORT",
+    "VERIFICATION_STEPS", "Answer", "AsJson", "Bisection", "Bullets", "Check", "ClusterHost",
+    "ClusterRank", "Dataflow", "Drawing", "ElasticRecovery", "ExplainedPlanOptions",
+    "ExportedFiles", "FaultResult", "Fit", "Flag", "Instrumentation", "JobSize", "KubernetesJob",
+    "LanguageModel", "LiveJudge", "ManyNames", "ManySizes", "Measurement", "Names", "Noise",
+    "OnMachine", "ParentOptions", "ParentRun", "PartResult", "Picture", "PlanOptions", "Planned",
+    "Progress", "ProofScope", "Recipe", "RecipePlan", "RecipeResult", "RequestOptions", "Run",
+    "Shares", "SlurmJob", "Sweep", "TrackedRun", "TrainingPlan", "TrainingRecipe", "TrainingResult",
+    "ValidatedRun", "ValueOrigin", "Verifier", "add_machine", "annotate", "base_of_adapters",
+    "batch", "become_ranks", "beside_adapters", "bisect", "build_plan", "build_request", "capture",
+    "check", "compare_machines", "data_statistics", "dataflow", "describe_job", "diff", "doctor",
+    "downscale_plan", "draw_figure", "draw_plan", "draw_sweep", "evaluate", "evaluate_tables",
+    "explain_values", "export", "find_machine", "find_parent", "fit", "follow_sync",
     "follow_verdict", "forecast", "import_model", "import_runs", "init", "is_training_recipe",
-    "job_size", "judge", "keys", "known_recipes", "largest_model", "launch", "load",
+    "job_size", "json_text", "judge", "keys", "known_recipes", "largest_model", "launch", "load",
     "load_language_model", "load_plan", "load_sweep", "machines", "make_request",
     "make_sweep_request", "measure_largest_model", "merge_runs", "mirror", "models", "noise",
     "open_dialogue", "plan", "plan_recipe", "plan_training", "prepare_cluster_run", "probe",
     "proof_scope", "read_token", "recorded_code", "rehearsal", "rehearse", "rehearse_as_is",
-    "report", "request_of_child", "request_origins", "require_alert", "require_drawable",
-    "require_local", "require_report_file", "require_trace_file", "resume", "run_cluster_rank",
-    "run_host", "run_rank", "run_recipe", "run_training", "runs", "sample", "score", "score_rank",
-    "send_alert", "serve", "smallest_machines", "sparse_speedup", "sweep", "sweep_rows",
-    "sync_runs", "train", "training_plan", "training_recipes", "unnamed_data",
-    "usual_system_prompt", "validate", "validate_random_plans", "validated_runs_file",
-    "value_origins", "verification", "verification_steps", "verified_numerics", "write_machine",
-    "write_plan_trace", "write_run_diff", "write_run_trace", "write_sample",
+    "report", "request_of_child", "request_of_parent", "request_origins", "require_alert",
+    "require_drawable", "require_local", "require_machine_names", "require_report_file",
+    "require_trace_file", "resume", "run_cluster_rank", "run_host", "run_rank", "run_recipe",
+    "run_training", "runs", "sample", "score", "score_rank", "send_alert", "serve",
+    "smallest_machines", "sparse_speedup", "split_overrides", "sweep", "sweep_rows", "sync_runs",
+    "train", "training_plan", "training_recipes", "unnamed_data", "usual_system_prompt", "validate",
+    "validate_random_plans", "validated_runs_file", "value_origins", "verification",
+    "verification_steps", "verified_numerics", "write_machine", "write_plan_trace",
+    "write_run_diff", "write_run_trace", "write_sample",
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Functions of the commands that join several others: fit, batch, check, rehearse, launch, ..."""
+"""Functions of the commands that join several others: fit, check, rehearse, launch, ..."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -6,7 +6,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from windlass.api.compare import compare_batches
 from windlass.api.distributed.cluster_launch import prepare_cluster_run
 from windlass.api.distributed.kubernetes_jobset import KubernetesJob
 from windlass.api.distributed.launch_script import SlurmJob
@@ -27,7 +26,6 @@ from windlass.models import (
 )
 from windlass.planner import explain_result
 from windlass.schema import (
-    MachineForecast,
     MemoryClass,
     Request,
     VerificationResult,
@@ -37,9 +35,6 @@ from windlass.units import format_bytes
 
 if TYPE_CHECKING:
     from windlass.validation import TableEvaluation
-
-BATCH_SIZES = tuple(2**power for power in range(3, 13))
-"""Global batches in sequences that `batch` compares, unless a caller names others."""
 
 VERIFICATION_STEPS = 3
 """Optimizer steps of a verification: the first has no moments yet, the second has, and one more."""
@@ -129,31 +124,6 @@ def fit(
         help=explanation.help,
         planned=planned,
     )
-
-
-def batch(
-    model: str | Request,
-    *overrides: str,
-    machine: str | None = None,
-    sizes: Sequence[int] = BATCH_SIZES,
-    progress: Progress | None = None,
-) -> tuple[MachineForecast, ...]:
-    """The best plan for each global batch.
-
-    Args:
-        model: a name, `file.py:function`, or a complete request, whose own batch is ignored.
-        overrides: `key=value`, if `model` is a name.
-        machine: a name of the catalogue; None means this machine.
-        sizes: global batches in sequences.
-        progress: called with the global batch that is being planned for.
-
-    Raises:
-        WindlassError: what is wrong with the request, the model or the machine.
-    """
-    request = (
-        model if isinstance(model, Request) else make_request(model, *overrides, machine=machine)
-    )
-    return tuple(compare_batches(request, sizes, progress=progress))
 
 
 def check(

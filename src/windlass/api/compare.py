@@ -2,36 +2,125 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from rich.console import RenderableType
+
+from windlass.api.answer import Answers, Bullets
+from windlass.api.flags import ManyNames, ManySizes, OnMachine, Picture, Watch
 from windlass.api.machines import HERE, Progress, find_machine, find_stack, needed_parts
 from windlass.api.model_graph import capture
 from windlass.api.objects import NO_OBJECTS
+from windlass.api.options import (
+    NO_OPTIONS,
+    Model,
+    RequestOptions,
+    build_request,
+    require_machine_names,
+    split_overrides,
+)
 from windlass.api.plan import Planned, plan_request
+from windlass.api.plan_figures import draw_figure, require_drawable
 from windlass.api.plan_file import with_tensor_shards
 from windlass.atomic_files import cache_folder
 from windlass.cost import predict_plan
 from windlass.errors import InputErrors, PlanError
 from windlass.hardware import load_local_machine, machine_names
 from windlass.planner import explain_result, resolve_defaults
+from windlass.report import (
+    batch_comparison_figure,
+    batch_comparison_table,
+    infeasible_lines,
+    machine_comparison_figure,
+    machine_comparison_table,
+)
 from windlass.schema import Machine, MachineForecast, Request, SparseSpeedup
 
 ALL_MACHINES = "all"
 """Stands for every machine of the catalogue, and for this one if it has been measured."""
 
 
+class Forecasts(Answers[MachineForecast]):
+    """The best plan for each machine or global batch; every number is predicted."""
+
+    @property
+    def exit_code(self) -> int:  # type: ignore[override]
+        """1 if none has a plan."""
+        return int(not any(forecast.plan for forecast in self))
+
+    def json_tree(self) -> object:
+        """The forecasts, each with its speed."""
+        return [
+            {
+                **forecast.model_dump(mode="json"),
+                "predicted": True,
+                "tokens_per_second": forecast.tokens_per_second,
+            }
+            for forecast in self
+        ]
+
+    def _lines(self, table: RenderableType) -> Iterator[RenderableType]:
+        """The table, and the reason wherever there is no plan."""
+        yield table
+        if lines := infeasible_lines(self):
+            yield "no plan"
+            yield Bullets(lines)
+
+
+class MachineForecasts(Forecasts):
+    """The best plan of a request on each machine, fastest first; those without a plan come last."""
+
+    model: str
+
+    def lines(self) -> Iterator[RenderableType]:
+        """What is compared, and a row for each machine."""
+        yield self.heading
+        yield from self._lines(machine_comparison_table(self))
+
+    @property
+    def heading(self) -> str:
+        """The model, and the batch that all train."""
+        return f"{self.model}, {self[0].global_batch} sequences a step"
+
+
+class BatchForecasts(Forecasts):
+    """The best plan of a request for each global batch."""
+
+    def lines(self) -> Iterator[RenderableType]:
+        """A row for each global batch."""
+        return self._lines(batch_comparison_table(self))
+
+
 def compare_machines(
-    request: Request, machines: Sequence[str], *, progress: Progress | None = None
-) -> tuple[MachineForecast, ...]:
-    """The best plan of a request on each machine, fastest first; those without a plan come last.
+    model: Model = None,
+    /,
+    *overrides: str,
+    on: ManyNames = (ALL_MACHINES,),
+    options: RequestOptions = NO_OPTIONS,
+    picture: Picture = None,
+    progress: Watch = None,
+) -> MachineForecasts:
+    """Plan one model for many machines: where it fits, how fast it is, and what limits it.
+
+    The exit code is 1 if the model fits on none of them. What a request leaves open of batch,
+    sequence and steps is the same on all machines.
+
+    For example: `windlass machines compare gpt3-13b --on h100 dgx-h100 train.batch=256`.
 
     Args:
-        request: its own `machine` is ignored; what it leaves open of batch, sequence and steps is
-            the same on all machines.
-        machines: names, or `ALL_MACHINES`.
-        progress: called with the machine that is being planned for.
+        model: A name (`windlass models` lists them), `hf:DIR`, or your own `file.py:function`.
+        overrides: `key=value`, such as `train.batch=256`; `windlass keys` lists all.
+        on: Machines; `all` takes every one of the catalogue, and of each family the smallest.
+        options: Device memory budget and request file.
+        picture: Draw the comparison to this `.svg` or `.png` file.
+        progress: Called with the machine that is being planned for.
 
     Raises:
         WindlassError: what is wrong with the request, the model or a machine's name.
     """
+    if picture is not None:
+        require_drawable(picture, pages=False)
+    machines, more = split_overrides(on)
+    require_machine_names(machines)
+    request = build_request(model, (*overrides, *more), options)
     graph = capture(request.model_identity, stack=find_stack(request.stack))
     by_name = {
         name: find_machine(name, progress=progress, needs=needed_parts(request, graph))
@@ -40,36 +129,66 @@ def compare_machines(
     # All train the same batch: the default for the first accelerator, if there is one.
     first = min(by_name.values(), key=lambda machine: machine.device.kind == "cpu")
     request, _ = resolve_defaults(request, graph, first)
-    forecasts: list[MachineForecast] = []
+    found: list[MachineForecast] = []
     for index, (name, machine) in enumerate(by_name.items()):
         if progress is not None:
             progress(f"planning for {name}", index, len(by_name))
         on_machine = request.model_copy(update={"machine": name})
-        forecasts.append(_forecast(on_machine, machine, progress))
-    return tuple(sorted(forecasts, key=lambda forecast: -forecast.tokens_per_second))
+        found.append(_forecast(on_machine, machine, progress))
+    forecasts = MachineForecasts(sorted(found, key=lambda forecast: -forecast.tokens_per_second))
+    forecasts.model = request.model.name
+    if picture is not None:
+        draw_figure(machine_comparison_figure(forecasts, forecasts.heading), picture)
+    return forecasts
 
 
-def compare_batches(
-    request: Request, sizes: Sequence[int], *, progress: Progress | None = None
-) -> Iterator[MachineForecast]:
-    """Yields the best plan of a request for each global batch.
+def batch(
+    model: Model = None,
+    /,
+    *overrides: str,
+    machine: OnMachine = None,
+    sizes: ManySizes = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096),
+    options: RequestOptions = NO_OPTIONS,
+    picture: Picture = None,
+    progress: Watch = None,
+) -> BatchForecasts:
+    """Compare global batch sizes: how each divides into micro-batches, and how fast it is.
+
+    The exit code is 1 if none has a plan.
+
+    For example: `windlass batch gpt3-13b --on dgx-h100 --sizes 64,256,1024`.
 
     Args:
-        request: its own global batch is ignored.
-        sizes: global batches in sequences.
-        progress: called with the global batch that is being planned for.
+        model: A name (`windlass models` lists them), `hf:DIR`, or your own `file.py:function`.
+        overrides: `key=value`, such as `parallel.data=4`; `windlass keys` lists all.
+        machine: The machine (`windlass machines` lists them); `here` if not given.
+        sizes: Global batches in sequences.
+        options: Device memory budget and request file.
+        picture: Draw the comparison to this `.svg` or `.png` file.
+        progress: Called with the global batch that is being planned for.
 
     Raises:
         WindlassError: what is wrong with the request, the model or the machine.
     """
+    for size in sizes:
+        build_request(None, (f"train.batch={size}",), NO_OPTIONS)
+    if picture is not None:
+        require_drawable(picture, pages=False)
+    request = build_request(model, overrides, options, machine=machine)
     graph = capture(request.model_identity, stack=find_stack(request.stack))
     needs = needed_parts(request, graph)
-    machine = find_machine(request.machine, progress=progress, needs=needs)
+    target = find_machine(request.machine, progress=progress, needs=needs)
+    found: list[MachineForecast] = []
     for index, size in enumerate(sizes):
         if progress is not None:
             progress(f"planning for {size} sequences a step", index, len(sizes))
         train = request.train.model_copy(update={"batch": size})
-        yield _forecast(request.model_copy(update={"train": train}), machine, progress)
+        found.append(_forecast(request.model_copy(update={"train": train}), target, progress))
+    forecasts = BatchForecasts(found)
+    if picture is not None:
+        heading = f"{request.model.name} on {request.machine}"
+        draw_figure(batch_comparison_figure(forecasts, heading), picture)
+    return forecasts
 
 
 def sparse_speedup(planned: Planned) -> SparseSpeedup | None:

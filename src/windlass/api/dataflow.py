@@ -1,14 +1,36 @@
 """What a layer of a model moves to and from far memory, on one or several machines."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
+from rich.console import RenderableType
+
+from windlass.api.answer import Answers
 from windlass.api.compare import requested_names
+from windlass.api.flags import ManyNames, Picture, Shares, Watch
 from windlass.api.machines import HERE, Progress, find_machine, needed_parts
 from windlass.api.model_graph import capture, capture_traces
+from windlass.api.options import (
+    NO_OPTIONS,
+    Model,
+    RequestOptions,
+    build_request,
+    split_overrides,
+)
+from windlass.api.plan_figures import draw_figure, require_drawable
 from windlass.cost import DataflowSubject, dataflow_report
 from windlass.errors import RequestError, did_you_mean
 from windlass.hardware import device_names, last_level_cache_bytes
+from windlass.report import (
+    dataflow_figure,
+    dataflow_table,
+    describe_dataflow,
+    describe_thresholds,
+    machines_curves_figure,
+    machines_dataflow_table,
+    section_table,
+    sparsity_table,
+)
 from windlass.schema import (
     DataflowReport,
     FlowRole,
@@ -20,39 +42,91 @@ from windlass.schema import (
     Request,
 )
 
-SPARSITIES = (0.0, 0.5, 0.75, 0.875, 0.95)
-"""Shares of absent weights that a report compares."""
-
 _SEQUENCE = 2048
 """Tokens of a sequence if neither the request nor the model says how many."""
 
 
+class Dataflow(Answers[DataflowReport]):
+    """What one kind of layer moves, a report for each machine; all of it is predicted."""
+
+    def lines(self) -> Iterator[RenderableType]:
+        """The tables of one machine, or one table of them all."""
+        if len(self) > 1:
+            yield describe_dataflow(self[0])[0]
+            yield machines_dataflow_table(self)
+            return
+        (report,) = self
+        yield from describe_dataflow(report)
+        yield dataflow_table(report)
+        yield section_table(report.flow("forward"))
+        if report.curve:
+            yield sparsity_table(report)
+            yield describe_thresholds(report)
+
+    def json_tree(self) -> object:
+        """The reports, each with a word that it is predicted."""
+        return [{**report.model_dump(mode="json"), "predicted": True} for report in self]
+
+
 def dataflow(
-    request: Request,
-    machines: Sequence[str] = (),
-    *,
+    model: Model = None,
+    /,
+    *overrides: str,
+    on: ManyNames = (),
     role: FlowRole | None = None,
     kind: str | None = None,
-    sparsities: Sequence[float] = SPARSITIES,
-    progress: Progress | None = None,
-) -> tuple[DataflowReport, ...]:
-    """What one kind of layer moves on one device of each machine, fused to three degrees.
+    sparsity: Shares = (0.0, 0.5, 0.75, 0.875, 0.95),
+    options: RequestOptions = NO_OPTIONS,
+    svg: Picture = None,
+    progress: Watch = None,
+) -> Dataflow:
+    """Show what a layer moves to and from far memory: op by op, with fused epilogues, in sections.
 
-    All of it is predicted.
+    A section is a run of ops done before anything goes back to far memory. All numbers are
+    predicted, with ideal traffic: each op reads an operand once and writes its result once.
+
+    For example: `windlass dataflow gpt3-13b --on sn30-rdu --role feed-forward`.
 
     Args:
-        request: the model with its sparsity, `train.sequence` (the model's longest if not given),
-            `batch.micro` (1) and `precision` (16 bits where the device computes in them).
-        machines: names, or `ALL_MACHINES` for every device of the catalogue; the request's own
-            machine if empty.
-        role: a branch of a block; None means the whole layer.
-        kind: the kind of layer; None means the one of which there are most.
-        sparsities: shares of absent weights to compare, for a model that is dense.
-        progress: called with how far a measurement of this machine is.
+        model: A name (`windlass models` lists them), `hf:DIR`, or your own `file.py:function`.
+        overrides: `key=value`, such as `train.sequence=4096`, `batch.micro=4`, `precision=float32`
+            or `sparsity.level=0.875`; `windlass keys` lists all.
+        on: Machines, of which one device counts; `all` takes every device of the catalogue, and
+            `here` is the one if none is given.
+        role: Only this branch of a block: `attention` or `feed-forward`.
+        kind: Kind of layer; the one of which the model has most if not given.
+        sparsity: Shares of absent weights to compare, with commas between them.
+        options: Request file.
+        svg: Draw the edges and the curves to this `.svg` or `.png` file.
+        progress: Called with how far a measurement of this machine is.
 
     Raises:
         WindlassError: what is wrong with the request, the model, or a machine.
     """
+    if svg is not None:
+        require_drawable(svg, pages=False)
+    machines, more = split_overrides(on)
+    request = build_request(model, (*overrides, *more), options)
+    reports = Dataflow(_reports(request, machines, role, kind, sparsity, progress))
+    if not (len(reports) == 1 or reports[0].curve):
+        raise RequestError(
+            "several machines are compared against the sparsity of a dense block, and this layer "
+            "is none; name one machine by `--on`, or leave `sparsity.*` and `--kind` out"
+        )
+    if svg is not None:
+        is_one = len(reports) == 1
+        draw_figure(dataflow_figure(reports[0]) if is_one else machines_curves_figure(reports), svg)
+    return reports
+
+
+def _reports(
+    request: Request,
+    machines: Sequence[str],
+    role: FlowRole | None,
+    kind: str | None,
+    sparsities: Sequence[float],
+    progress: Progress | None,
+) -> Iterator[DataflowReport]:
     for key in ("stack", "memory"):
         if getattr(request, key) is not None:
             raise RequestError(
@@ -72,7 +146,6 @@ def dataflow(
     needs = needed_parts(dense, graph)
     found = [_machine(name, needs, progress) for name in names]
     subjects: dict[Precision, DataflowSubject] = {}
-    reports = []
     for machine in found:
         precision = _precision(request, machine)
         if precision not in subjects:
@@ -82,8 +155,7 @@ def dataflow(
                 subject = replace(subject, kept=kept)
             subjects[precision] = subject
         levels = tuple(dict.fromkeys(sparsities))
-        reports.append(dataflow_report(subjects[precision], machine, levels))
-    return tuple(reports)
+        yield dataflow_report(subjects[precision], machine, levels)
 
 
 def _machine(name: str, needs: Collection[MachinePart], progress: Progress | None) -> Machine:

@@ -1,14 +1,11 @@
 """Output streams of the command line: results to stdout, progress and errors to stderr."""
 
-import json
-import math
 import os
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -298,20 +295,22 @@ def print_written(*paths: Path | None) -> None:
 
 def print_json(value: object) -> None:
     """Prints a value as JSON: documents and dataclasses as objects, NaN and infinity as null."""
-    sys.stdout.write(json.dumps(_plain(value), indent=1, allow_nan=False) + "\n")
+    from windlass.api import json_text
+
+    sys.stdout.write(json_text(value) + "\n")
 
 
-def _plain(value: object) -> object:
-    from windlass.document import Document
+def print_answer(answer: "api.Answer", *, as_json: bool) -> None:
+    """Prints what a command found: as JSON, or as its lines, tables and lists."""
+    from windlass.api import Bullets
 
-    if isinstance(value, Document):
-        return _plain(value.model_dump(mode="json"))
-    if is_dataclass(value):
-        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    return value if isinstance(value, str | int | None) else str(value)
+    if as_json:
+        print_json(answer.json_tree())
+        return
+    for part in answer.lines():
+        if isinstance(part, Bullets):
+            print_bullets(part)
+        elif isinstance(part, str | Text):
+            print_line(part)
+        else:
+            console.print(part)

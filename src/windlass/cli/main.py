@@ -43,10 +43,10 @@ _COMMANDS = {
         "plan": "plan:plan",
         "fit": "plan:fit",
         "data": "data:data",
-        "batch": "compare:batch",
+        "batch": "api.compare.batch",
         "largest-model": "largest_model:largest_model",
-        "smallest-machine": "smallest_machine:smallest_machine",
-        "dataflow": "dataflow:dataflow",
+        "smallest-machine": "api.limits.smallest_machine.smallest_machines",
+        "dataflow": "api.dataflow.dataflow",
     },
     "Prove": {
         "check": "check:check",
@@ -105,7 +105,7 @@ def _new_app(*, is_listing: bool = False) -> App:
     for order, (heading, commands) in enumerate(_COMMANDS.items()):
         group = Group(heading, sort_key=order)
         for position, (command, place) in enumerate(commands.items()):
-            path = f"windlass.cli.commands.{place}"
+            path = _path(place)
             summary = _summary(place) if is_listing else None
             made.command(path, name=command, help=summary, sort_key=position, group=group)
     made.command("windlass.cli.commands.rank:rank", name="rank", show=False)
@@ -114,10 +114,16 @@ def _new_app(*, is_listing: bool = False) -> App:
     return made
 
 
+def _path(place: str) -> str:
+    """Where a command is: a function of the interface is made one when it is called."""
+    is_function = place.startswith("api.")
+    return f"windlass.cli.command:{place}" if is_function else f"windlass.cli.commands.{place}"
+
+
 def _summary(place: str) -> str:
     """The first line on a command, read from its file: to import them all takes two seconds."""
-    module, _, name = place.partition(":")
-    file = Path(__file__).with_name("commands").joinpath(*module.split(".")).with_suffix(".py")
+    module, _, name = _path(place).replace("cli.command:", "").replace(":", ".").rpartition(".")
+    file = Path(__file__).parents[2].joinpath(*module.split(".")).with_suffix(".py")
     tree = ast.parse(file.read_text(encoding="utf-8"))
     for node in ast.walk(tree):
         # An `App` has a `help` of its own, or says what its default command does.

@@ -1,44 +1,98 @@
 """Finds the smallest machine of a family that can train a model, by planning on each size."""
 
+import json
 from collections.abc import Iterator, Sequence
 
+from rich.console import RenderableType
+
+from windlass.api.answer import Answers
+from windlass.api.flags import Flag, ManyNames, Picture, Watch
 from windlass.api.machines import Progress
 from windlass.api.model_graph import capture
 from windlass.api.objects import NO_OBJECTS
+from windlass.api.options import require_machine_names, split_overrides
 from windlass.api.plan import Planned, make_request, plan_request
+from windlass.api.plan_figures import draw_figure, require_drawable
 from windlass.errors import InputErrors, PlanError
 from windlass.hardware import HostFamily, host_families, load_machine
+from windlass.report import smallest_machine_figure, smallest_machine_table
 from windlass.schema import Machine, SmallestMachine
+
+_MODELS = ("gpt2-1.5b", "gpt-j-6b", "gpt3-13b", "gpt-neox-20b", "gpt3-175b", "megatron-1t")
+"""Models, if none is named."""
 
 _STATE_BYTES = 16
 """Bytes of training state per parameter: bfloat16 weight and gradient, float32 master and two
 moments, 2 + 2 + 4 + 8. At best they are sharded over all devices, but must lie somewhere."""
 
 
+class SmallestMachines(Answers[SmallestMachine]):
+    """The smallest machine of each family for each model."""
+
+    def lines(self) -> Iterator[RenderableType]:
+        """One row for each model and family."""
+        yield smallest_machine_table(self)
+
+
 def smallest_machines(
-    models: Sequence[str],
-    families: Sequence[str],
-    *,
-    overrides: Sequence[str] = (),
-    in_memory: bool = False,
-    progress: Progress | None = None,
-) -> Iterator[SmallestMachine]:
-    """Yields the smallest machine of each family for each model.
+    *words: str,
+    on: ManyNames = ("dgx-a100-80gb", "dgx-h100", "ipu-m2000", "cs-2"),
+    stack: str | None = None,
+    in_memory: Flag = False,
+    in_phases: Flag = False,
+    picture: Picture = None,
+    progress: Watch = None,
+) -> SmallestMachines:
+    """Find the smallest machine of each family that can train each model.
 
     Machines whose memory is too small for the training state alone are skipped. The others are
     planned for, smallest first, until a plan fits.
 
+    For example: `windlass smallest-machine gpt3-175b --on dgx-h100 train.batch=1536`.
+
     Args:
-        models: names from the catalogue.
-        families: names of families or of single machines from the catalogue.
-        overrides: `key=value` for all models, such as `train.batch=256`.
-        in_memory: keep all layers and their optimizer state in device memory; otherwise layers may
-            take turns in phases, and state may be offloaded.
-        progress: called with the machine that is being planned for.
+        words: Names of models, and `key=value` for all of them, such as `train.batch=256`; without
+            a name, a range of well-known models.
+        on: Families of machines (`windlass machines` lists them), or single machines.
+        stack: Software to plan for (`windlass stacks` lists them); Windlass's own runtime if not
+            given.
+        in_memory: Keep all layers and their training state in device memory; by default layers may
+            take turns there, and state may be offloaded.
+        in_phases: The default now.
+        picture: Draw the result to this `.svg` or `.png` file.
+        progress: Called with the machine that is being planned for.
 
     Raises:
         WindlassError: what is wrong with a request, a model or a family.
     """
+    if picture is not None:
+        require_drawable(picture, pages=False)
+    families, more = split_overrides(on)
+    require_machine_names(families)
+    models, overrides = split_overrides((*words, *more))
+    if stack is not None:
+        overrides = (*overrides, f"stack={json.dumps(stack)}")
+    results = SmallestMachines(
+        _smallest_machines(models or _MODELS, families, overrides, in_memory, progress)
+    )
+    if in_phases and not in_memory:
+        results.notes = (
+            "`--in-phases` is the default now; `--in-memory` keeps all in device memory",
+        )
+    if picture is not None:
+        mode = "layers and state stay in memory" if in_memory else "layers may take turns in memory"
+        caption = ", ".join((f"Predicted: {mode}", *overrides))
+        draw_figure(smallest_machine_figure(results, caption), picture)
+    return results
+
+
+def _smallest_machines(
+    models: Sequence[str],
+    families: Sequence[str],
+    overrides: Sequence[str],
+    in_memory: bool,
+    progress: Progress | None,
+) -> Iterator[SmallestMachine]:
     sizes = {name: _machine_sizes(name) for name in families}
     overrides = (*(("offload.optimizer=device",) if in_memory else ()), *overrides)
     for model in models:

@@ -3,9 +3,8 @@
 from pathlib import Path
 
 from windlass import api
-from windlass.cli.command_options import SEARCHED_PLAN, PlanOptions, build_request
+from windlass.api import SEARCHED_PLAN, AsJson, Flag, PlanOptions, build_request
 from windlass.cli.console import ProgressBars, print_notes
-from windlass.cli.flags import AsJson, Flag
 from windlass.cli.verification_output import verify_and_print
 from windlass.schema import Request
 

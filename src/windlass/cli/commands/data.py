@@ -4,9 +4,8 @@ import json
 from pathlib import Path
 
 from windlass import api
-from windlass.cli.command_options import split_overrides
+from windlass.api import AsJson, split_overrides
 from windlass.cli.console import ProgressBars, console, print_json, print_notes
-from windlass.cli.flags import AsJson
 from windlass.report import data_table
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from rich.text import Text
 
 from windlass import api
+from windlass.api import AsJson
 from windlass.cli.console import ProgressBars, console, print_json, print_written
-from windlass.cli.flags import AsJson
 from windlass.schema import CheckStatus, DoctorCheck, DoctorReport
 from windlass.units import format_seconds
 

@@ -6,8 +6,8 @@ from typing import Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
+from windlass.api import AsJson
 from windlass.cli.console import print_json, print_table
-from windlass.cli.flags import AsJson
 from windlass.document import format_value, leaf_fields, value_types
 from windlass.errors import RequestError, did_you_mean
 from windlass.schema import Request

@@ -6,8 +6,8 @@ from pathlib import Path
 from rich.text import Text
 
 from windlass import api
+from windlass.api import AsJson, Flag
 from windlass.cli.console import ProgressBars, console, error_console, print_json, print_plan
-from windlass.cli.flags import AsJson, Flag
 from windlass.report import largest_model_table
 from windlass.stop_signals import graceful_stop
 from windlass.units import format_seconds

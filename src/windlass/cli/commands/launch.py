@@ -8,9 +8,8 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from windlass import api
-from windlass.cli.command_options import SEARCHED_PLAN, PlanOptions, build_plan
+from windlass.api import SEARCHED_PLAN, Flag, PlanOptions, build_plan
 from windlass.cli.console import ProgressBars, console, print_notes
-from windlass.cli.flags import Flag
 from windlass.cli.plan_summary import print_predicted_plan
 from windlass.errors import InputErrors
 

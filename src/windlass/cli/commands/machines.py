@@ -8,10 +8,9 @@ from rich import box
 from rich.table import Table
 
 from windlass import api
+from windlass.api import AsJson, Flag
 from windlass.capture import parameter_count
-from windlass.cli.commands.compare import compare
 from windlass.cli.console import ProgressBars, console, print_json, print_line
-from windlass.cli.flags import AsJson, Flag
 from windlass.hardware import Question, StatedNumber, stated_numbers
 from windlass.models import (
     ResNetConfig,
@@ -121,7 +120,7 @@ app.command(list_machines, name="list", sort_key=0)
 app.command(show_machine, name="show", sort_key=1)
 app.command(write_machine, name="new", sort_key=2)
 app.command(add_machine, name="add", sort_key=3)
-app.command(compare, name="compare", sort_key=4)
+app.command("windlass.cli.command:api.compare.compare_machines", name="compare", sort_key=4)
 
 
 def models() -> None:

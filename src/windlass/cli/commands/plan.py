@@ -9,13 +9,15 @@ from cyclopts import Parameter
 from rich.text import Text
 
 from windlass import api
-from windlass.atomic_files import require_output_file
-from windlass.cli.command_options import (
+from windlass.api import (
     EXPLAINED_PLAN,
+    AsJson,
     ExplainedPlanOptions,
+    Flag,
     build_plan,
     explain_values,
 )
+from windlass.atomic_files import require_output_file
 from windlass.cli.console import (
     ProgressBars,
     console,
@@ -27,7 +29,6 @@ from windlass.cli.console import (
     print_values,
     print_written,
 )
-from windlass.cli.flags import AsJson, Flag
 from windlass.cli.plan_summary import print_summary
 from windlass.errors import RequestError
 from windlass.planner import Explanation, explain_result

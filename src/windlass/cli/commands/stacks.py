@@ -1,7 +1,7 @@
 """`windlass stacks`: the software stacks that a prediction can be for."""
 
+from windlass.api import AsJson
 from windlass.cli.console import console, print_json
-from windlass.cli.flags import AsJson
 from windlass.report import stack_table, stacks_table
 from windlass.stacks import load_stack, stack_constants, stack_names
 

@@ -12,10 +12,12 @@ from rich.live import Live
 from rich.text import Text
 
 from windlass import api
-from windlass.cli.command_options import (
+from windlass.api import (
     EXPLAINED_PLAN,
     NO_PARENT,
     ExplainedPlanOptions,
+    Flag,
+    Names,
     ParentOptions,
     beside_adapters,
     build_plan,
@@ -31,7 +33,6 @@ from windlass.cli.console import (
     print_values,
     print_verdict,
 )
-from windlass.cli.flags import Flag, Names
 from windlass.cli.plan_summary import print_predicted_plan
 from windlass.errors import RankLost, RecordError, RunInterrupted, StorageError
 from windlass.judge import Verdict

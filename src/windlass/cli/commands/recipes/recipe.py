@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from windlass import api
+from windlass.api import AsJson
 from windlass.cli.commands.recipes.training_recipe import print_training, run_training
 from windlass.cli.commands.record.sweep import SweepView
 from windlass.cli.console import (
@@ -12,7 +13,6 @@ from windlass.cli.console import (
     print_line,
     print_table,
 )
-from windlass.cli.flags import AsJson
 from windlass.document import format_overrides
 from windlass.errors import RequestError
 from windlass.report import cost_table, loss_table, score_table

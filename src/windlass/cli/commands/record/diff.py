@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from windlass import api
+from windlass.api import AsJson, Flag
 from windlass.cli.console import (
     ProgressBars,
     console,
@@ -17,7 +18,6 @@ from windlass.cli.console import (
     print_line,
     print_written,
 )
-from windlass.cli.flags import AsJson, Flag
 from windlass.errors import RequestError
 from windlass.judge import RunDiff
 from windlass.report import run_diff_table

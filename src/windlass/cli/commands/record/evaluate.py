@@ -4,8 +4,8 @@ import re
 from pathlib import Path
 
 from windlass import api
+from windlass.api import AsJson, Flag
 from windlass.cli.console import ProgressBars, print_json, print_scores
-from windlass.cli.flags import AsJson, Flag
 
 _OVERRIDE = re.compile(r"[a-z_]+(\.[a-z_]+)*=(?!.*\.ya?ml$)")
 """A key and a value, which the name of a YAML file is not."""

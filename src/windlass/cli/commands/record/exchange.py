@@ -7,6 +7,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from windlass import api
+from windlass.api import AsJson, Flag, Names
 from windlass.cli.console import (
     ProgressBars,
     console,
@@ -15,7 +16,6 @@ from windlass.cli.console import (
     print_notes,
     print_table,
 )
-from windlass.cli.flags import AsJson, Flag, Names
 
 
 def mirror(

@@ -7,9 +7,8 @@ from rich import box
 from rich.table import Table
 
 from windlass import api
-from windlass.cli.command_options import SEARCHED_PLAN, PlanOptions, build_plan
+from windlass.api import SEARCHED_PLAN, AsJson, Flag, PlanOptions, build_plan
 from windlass.cli.console import ProgressBars, console, print_json, print_line, print_verdict
-from windlass.cli.flags import AsJson, Flag
 from windlass.errors import RequestError
 from windlass.judge import Verdict
 from windlass.stop_signals import graceful_stop

@@ -10,9 +10,9 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
+from windlass.api import AsJson, Flag, Names
 from windlass.atomic_files import require_output_file
 from windlass.cli.console import ProgressBars, console, print_json, print_line, print_written
-from windlass.cli.flags import AsJson, Flag, Names
 from windlass.errors import RequestError
 from windlass.record import RUNS, Annotations, Catalog, RunQueries, RunQuery, annotate
 from windlass.report import columns_table, runs_table

@@ -7,8 +7,8 @@ from itertools import chain
 from pathlib import Path
 
 from windlass import api
+from windlass.api import Flag
 from windlass.cli.console import ProgressBars, print_notes, without_controls
-from windlass.cli.flags import Flag
 
 
 def sample(

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from windlass import api
+from windlass.api import AsJson
 from windlass.atomic_files import require_output_file
 from windlass.cli.console import (
     console,
@@ -10,7 +11,6 @@ from windlass.cli.console import (
     print_scores,
     print_written,
 )
-from windlass.cli.flags import AsJson
 from windlass.report import expert_table, record_table
 
 

@@ -4,9 +4,9 @@ import os
 from pathlib import Path
 
 from windlass import api
+from windlass.api import AsJson, Flag
 from windlass.atomic_files import read_regular_file
 from windlass.cli.console import ProgressBars, print_json, print_line, print_notes
-from windlass.cli.flags import AsJson, Flag
 from windlass.errors import RequestError
 from windlass.record import MergeReport, without_secrets
 from windlass.stop_signals import graceful_stop

@@ -7,6 +7,7 @@ from cyclopts import App
 from rich.live import Live
 
 from windlass import api
+from windlass.api import AsJson, Names
 from windlass.cli.console import (
     ProgressBars,
     console,
@@ -14,7 +15,6 @@ from windlass.cli.console import (
     print_line,
     print_written,
 )
-from windlass.cli.flags import AsJson, Names
 from windlass.report import sweep_line, sweep_table, trial_line
 from windlass.stop_signals import graceful_stop
 from windlass.sweep import SweepStatus, sweep_names

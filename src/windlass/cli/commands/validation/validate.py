@@ -5,10 +5,10 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from windlass import api
+from windlass.api import AsJson
 from windlass.cli.commands.validation.validate_here import validate_here
 from windlass.cli.commands.validation.validate_tables import print_evaluations
 from windlass.cli.console import ProgressBars
-from windlass.cli.flags import AsJson
 from windlass.errors import InputErrors, RequestError, did_you_mean
 
 _DEFAULT_COUNT = 10

@@ -1,6 +1,7 @@
 """Flags that many commands share; importing them imports nothing else of Windlass."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import CoercionError, Parameter, Token, convert
@@ -34,6 +35,9 @@ def _words_of_list(kind: Any, tokens: Sequence[Token]) -> Any:  # noqa: ANN401  
 _LIST = Parameter(converter=_words_of_list, negative="")
 _MANY = Parameter(consume_multiple=True)
 
+OnMachine = Annotated[str | None, Parameter(name="--on")]
+"""A machine by its name in the catalogue."""
+
 Names = Annotated[tuple[str, ...], _LIST]
 """An option that takes several words: `--columns a,b`, or `--columns a --columns b`."""
 Shares = Annotated[tuple[float, ...], _LIST]
@@ -42,3 +46,9 @@ ManyNames = Annotated[tuple[str, ...], _LIST, _MANY]
 """An option that takes several words, also with spaces between them: `--on a b`."""
 ManySizes = Annotated[tuple[int, ...], _LIST, _MANY]
 """An option that takes several whole numbers, also with spaces between them."""
+
+Watch = Annotated[Callable[[str, int, int | None], None] | None, Parameter(parse=False)]
+"""A `Progress` or None: what shows how far the work is, which no word of a command line gives."""
+
+Picture = Annotated[Path | None, "written"]
+"""A file that the command writes, and names when it is done."""

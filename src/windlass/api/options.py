@@ -1,17 +1,30 @@
 """Options that several commands share, and how a command line becomes one request."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-from cyclopts import Parameter
+from cyclopts import Parameter, Token
 
-from windlass import api
-from windlass.cli.flags import Flag
+from windlass.api.fine_tuning.peft_adapters import base_of_adapters
+from windlass.api.flags import Flag
+from windlass.api.machines import Progress
+from windlass.api.plan import Planned, make_request, plan, request_origins
+from windlass.api.training.parent import ParentRun, find_parent, request_of_child
+from windlass.api.value_origins import ValueOrigin, value_origins
 from windlass.errors import RequestError
 from windlass.models import is_peft_folder
 from windlass.schema import REQUEST_FILE, Request
+
+
+def _word(_: Any, tokens: Sequence[Token]) -> str:  # noqa: ANN401  as cyclopts has it
+    return tokens[0].value
+
+
+Model = Annotated[str | Request | None, Parameter(converter=_word, accepts_keys=False)]
+"""What is planned: a model's name, or from Python a whole request."""
 
 
 @Parameter(name="*")
@@ -90,7 +103,7 @@ class ParentOptions:
             return None
         return Path(self.parent)
 
-    def find(self, root: Path) -> api.ParentRun | None:
+    def find(self, root: Path) -> ParentRun | None:
         """The run to start from; None starts from the beginning, or from adapters of PEFT.
 
         Raises:
@@ -100,7 +113,7 @@ class ParentOptions:
         if self.adapter is not None and self.continues:
             raise RequestError("`--continue` goes on with a run, and `--from` names a PEFT folder")
         if self.parent is not None and self.adapter is None:
-            return api.find_parent(self.parent, root=root, continues=self.continues)
+            return find_parent(self.parent, root=root, continues=self.continues)
         if self.continues:
             raise RequestError("`--continue` goes on with a run; name it by `--from RUN`")
         return None
@@ -110,7 +123,7 @@ NO_PARENT = ParentOptions()
 """A run that starts from the beginning."""
 
 
-def request_of_parent(options: ExplainedPlanOptions, parent: api.ParentRun) -> ExplainedPlanOptions:
+def request_of_parent(options: ExplainedPlanOptions, parent: ParentRun) -> ExplainedPlanOptions:
     """The options with the request of a parent run as their file.
 
     Raises:
@@ -133,11 +146,11 @@ def beside_adapters(
         ModelError: no model is named, and the folder's base is none of this machine.
     """
     model, overrides = _split_model(model, overrides)
-    return model or api.base_of_adapters(folder), (*overrides, f"lora.adapter={folder}")
+    return model or base_of_adapters(folder), (*overrides, f"lora.adapter={folder}")
 
 
 def build_request(
-    model: str | None,
+    model: Model,
     overrides: tuple[str, ...],
     options: RequestOptions,
     *,
@@ -146,11 +159,15 @@ def build_request(
     """The request of one command line: *defaults < file < overrides*, options and model last.
 
     Raises:
-        RequestError: the file cannot be read.
+        RequestError: the file cannot be read, or a whole request has overrides or options.
         InputErrors: every key and value that is not valid.
     """
+    if isinstance(model, Request):
+        if overrides or machine is not None or options != type(options)():
+            raise RequestError("a whole request takes no overrides; give them to `make_request`")
+        return model
     model, overrides = _split_model(model, overrides)
-    return api.make_request(
+    return make_request(
         model,
         *options.overrides(overrides),
         machine=machine,
@@ -161,13 +178,13 @@ def build_request(
 
 
 def explain_values(
-    planned: api.Planned,
+    planned: Planned,
     model: str | None,
     overrides: tuple[str, ...],
     options: ExplainedPlanOptions,
     *,
     machine: str | None = None,
-) -> tuple[api.ValueOrigin, ...]:
+) -> tuple[ValueOrigin, ...]:
     """Every value of a planned command line with where it comes from; nothing without `--why`.
 
     Raises:
@@ -176,7 +193,7 @@ def explain_values(
     if not options.why:
         return ()
     model, overrides = _split_model(model, overrides)
-    given = api.request_origins(
+    given = request_origins(
         model,
         *options.overrides(overrides),
         machine=machine,
@@ -184,7 +201,7 @@ def explain_values(
         stack=options.stack,
         file=options.file,
     )
-    return api.value_origins(planned, given)
+    return value_origins(planned, given)
 
 
 def _split_model(
@@ -200,9 +217,9 @@ def build_plan(
     options: PlanOptions,
     *,
     machine: str | None = None,
-    parent: api.ParentRun | None = None,
-    progress: api.Progress,
-) -> api.Planned:
+    parent: ParentRun | None = None,
+    progress: Progress,
+) -> Planned:
     """The plan of one command line: chosen for the request, or the one of `--plan`.
 
     A run with a parent has the parent's request as its file.
@@ -212,9 +229,9 @@ def build_plan(
     """
     request, fine_tunes = build_request(model, overrides, options, machine=machine), False
     if parent is not None:
-        given = api.request_origins(None, *_split_model(model, overrides)[1])
-        request, fine_tunes = api.request_of_child(request, parent, given)
-    return api.plan(
+        given = request_origins(None, *_split_model(model, overrides)[1])
+        request, fine_tunes = request_of_child(request, parent, given)
+    return plan(
         request,
         plan=options.plan,
         fine_tunes=fine_tunes,
