@@ -137,6 +137,7 @@ class RankPool:
         self.processes = processes or RankProcesses(size)
         self._jobs = count()
         self._references: dict[tuple[str, str], InstrumentedRun] = {}
+        self._verified: dict[str, tuple[VerificationResult, InstrumentedRun]] = {}
         source = folder / "text"
         source.mkdir()
         write_documents(source)
@@ -192,13 +193,19 @@ class RankPool:
     def verify(
         self, plan: Plan, fault: str | None = None, settings: TrainSettings = SETTINGS
     ) -> tuple[VerificationResult, InstrumentedRun]:
-        """Compares a plan with a single device, whose run is shared by plans of one precision."""
-        run = self.run(plan, fault, settings)
-        reference = self.single_device_run(plan.precision, settings)
-        result = compare_to_single_device(
-            run, reference, self.stack, settings, precision=plan.precision
-        )
-        return result, run
+        """Compares a plan with a single device, whose run is shared by plans of one precision.
+
+        What is asked twice is run once.
+        """
+        key = f"{plan.to_json()} {fault} {settings.to_json()}"
+        if key not in self._verified:
+            run = self.run(plan, fault, settings)
+            reference = self.single_device_run(plan.precision, settings)
+            result = compare_to_single_device(
+                run, reference, self.stack, settings, precision=plan.precision
+            )
+            self._verified[key] = result, run
+        return self._verified[key]
 
     def single_device_run(
         self, precision: Precision, settings: TrainSettings = SETTINGS

@@ -117,15 +117,23 @@ echo '{{"messages": [{{"role": "asistant", "content": "4"}}, {{"role": "user"}}]
     "docs/guide/your-own-model.md": {"": _MODEL},
     "docs/guide/evaluation.md": {
         "": f"""{_TRAIN} train.steps=4
-cat > choices.toml <<'END'
-name = "choices"
-output_type = "multiple_choice"
-items = "choices.jsonl"
+cat > sums.yaml <<'END'
+task: sums
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: sums.jsonl}}}}
+test_split: test
+output_type: multiple_choice
+doc_to_text: "{{{{context}}}}"
+doc_to_choice: choices
+doc_to_target: answer
+metric_list: [{{metric: acc}}, {{metric: acc_norm}}]
 END
-echo '{{"context": "1 + 1 =", "choices": [" 2", " 3"], "answer": 0}}' > choices.jsonl
-sed 's/multiple_choice/loglikelihood/; s/choices/targets/' choices.toml > targets.toml
+echo '{{"context": "1 + 1 =", "choices": [" 2", " 3"], "answer": 0}}' > sums.jsonl
+sed '/choice:/d; s/multiple_choice/loglikelihood/; s/answer/target/; s/acc_norm/perplexity/' sums.yaml |
+    sed 's/sums/targets/' > targets.yaml
 echo '{{"context": "1 + 1 =", "target": " 2"}}' > targets.jsonl
-sed 's/multiple_choice/loglikelihood_rolling/; s/choices/texts/' choices.toml > texts.toml
+sed '/choice:/d; s/multiple_choice/loglikelihood_rolling/; s/answer/"{{{{text}}}}"/' sums.yaml |
+    sed 's/"{{{{context}}}}"/""/; s/acc_norm/byte_perplexity/; s/acc/bits_per_byte/; s/sums/texts/' > texts.yaml
 echo '{{"text": "one and one are two"}}' > texts.jsonl""",
     },
     "docs/guide/fine-tuning.md": {

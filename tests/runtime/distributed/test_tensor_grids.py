@@ -18,6 +18,7 @@ from rank_pool import (
 )
 from windlass.program.communication_volume import sent_bytes_by_kind
 from windlass.schema.answers.verification import TOLERANCE
+from windlass.schema.graph import Precision
 from windlass.schema.tensor_grid import TensorGrid
 
 PRECISIONS = ("float64", slow("float32"))
@@ -77,29 +78,30 @@ def test_two_dimensional_tensor_parallelism_runs_in_phases_from_a_disk(pool: Ran
 
 
 @pytest.mark.parametrize(
-    ("before", "after"),
+    ("before", "after", "precision"),
     [
-        slow({"tensor": 2, "data": 2, "sharding": (1, 2)}, {"tensor": TensorGrid(2, 2)}),
-        slow({"tensor": TensorGrid(2, 2)}, {"tensor": 2, "pipeline": 2}),
+        ({"tensor": TensorGrid(2, 2)}, {"tensor": TensorGrid(2, 2)}, "float64"),
+        slow({"tensor": 2, "data": 2, "sharding": (1, 2)}, {"tensor": TensorGrid(2, 2)}, "float32"),
+        slow({"tensor": TensorGrid(2, 2)}, {"tensor": 2, "pipeline": 2}, "float32"),
     ],
-    ids=["2 x r2 to 2x2", "2x2 to p2 x 2"],
+    ids=["2x2 to 2x2", "2 x r2 to 2x2", "2x2 to p2 x 2"],
 )
 def test_a_run_resumes_under_a_plan_with_or_without_a_grid(
-    pool: RankPool, before: dict, after: dict
+    pool: RankPool, before: dict, after: dict, precision: Precision
 ) -> None:
     first, second = (
         tiny_plan(
-            pool.graph, MACHINE, micro=2, accumulation=BATCH // 2 // degrees.get("data", 1),
-            sequence=SEQUENCE, precision="float32", **degrees,
+            pool.graph, MACHINE, micro=4 // degrees.get("data", 1), accumulation=BATCH // 4,
+            sequence=SEQUENCE, precision=precision, **degrees,
         )
         for degrees in (before, after)
     )  # fmt: skip
-    resumed = pool.run(second, resume=pool.merged_checkpoint(pool.run(first), 1))
-    reference, rel = pool.single_device_run("float32").steps[1:], TOLERANCE["float32"]
+    resumed = pool.run(second, resume=pool.merged_checkpoint(pool.verify(first)[1], 1))
+    reference, rel = pool.single_device_run(precision).steps[1:], TOLERANCE[precision]
     for step, expected in zip(resumed.steps, reference, strict=True):
         assert step.loss == pytest.approx(expected.loss, rel=rel)
         assert step.gradient_norm == pytest.approx(expected.gradient_norm, rel=rel)
-    loss, expected_loss = resumed.steps[-1].held_out_loss, pool.last_step("float32").held_out_loss
+    loss, expected_loss = resumed.steps[-1].held_out_loss, pool.last_step(precision).held_out_loss
     assert loss == pytest.approx(expected_loss, rel=LOSS_TOLERANCE)
 
 
