@@ -16,8 +16,8 @@ from windlass.judge.moderated_t import (
     PeerTest,
     fit_noise_prior,
     moderated_t,
+    t_survival,
 )
-from windlass.judge.student_t import t_survival
 
 _CURVE_FREEDOM = 10.0
 """Blocks of one curve are no independent groups, so that their prior counts for no more."""

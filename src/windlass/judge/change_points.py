@@ -15,8 +15,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from windlass.judge.moderated_t import NoisePrior, robust_deviation
-from windlass.judge.student_t import t_survival
+from windlass.judge.moderated_t import NoisePrior, robust_deviation, t_survival
 
 BLOCK_STEPS = 20
 WARM_UP_STEPS = 5

@@ -14,8 +14,6 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from windlass.judge.student_t import digamma, inverse_trigamma, t_survival, trigamma
-
 FALSE_ALARM_RATE = 1.35e-3
 """Probability, one-sided, with which a test of a healthy run is to raise a false alarm: that of
 three standard deviations of a normal distribution."""
@@ -35,6 +33,9 @@ _SMALLEST_DEVIATION = 1e-5
 _FEWEST_GROUPS = 5
 _MOST_FREEDOM = 100.0
 """A prior never counts for more degrees of freedom, nor for more than half its groups."""
+
+_NEWTON_PRECISION = 1e-10
+"""Relative step at which a root is found."""
 
 Values = npt.NDArray[np.float64]
 """Numbers of several runs, `Float[run]`."""
@@ -102,6 +103,9 @@ def fit_noise_prior(groups: Iterable[Sequence[float] | Values]) -> NoisePrior:
         groups: logarithms, one group for each plan on each machine; groups with fewer than
             `FEWEST_PEERS` values are left out, and fewer than 5 groups give `DEFAULT_PRIOR`.
     """
+    # SciPy loads in a tenth of a second, which only those wait for who judge.
+    from scipy.special import digamma, polygamma
+
     arrays = (np.asarray(group, dtype=np.float64) for group in groups)
     scales = [robust_deviation(group) for group in arrays if len(group) >= FEWEST_PEERS]
     if len(scales) < _FEWEST_GROUPS:
@@ -113,11 +117,18 @@ def fit_noise_prior(groups: Iterable[Sequence[float] | Values]) -> NoisePrior:
     spread = float(np.var(centred, ddof=1))
     # One standard error more, so that a prior of few or small groups counts for little.
     spread *= 1 + math.sqrt(2 / (len(scales) - 1))
-    excess = spread - float(np.mean([trigamma(d / 2) for _, d in scales]))
-    freedom = 2 * inverse_trigamma(excess) if excess > 0 else _MOST_FREEDOM
+    excess = spread - float(np.mean([polygamma(1, d / 2) for _, d in scales]))
+    freedom = 2 * _inverse_trigamma(excess) if excess > 0 else _MOST_FREEDOM
     freedom = min(freedom, _MOST_FREEDOM, len(scales) / 2)
     shrunk = digamma(freedom / 2) - math.log(freedom / 2)
     return NoisePrior(math.exp((float(np.mean(centred)) + shrunk) / 2), freedom)
+
+
+def t_survival(t: float, freedom: float) -> float:
+    """Probability that a Student-t variable exceeds `t`; the normal one, if `freedom` is inf."""
+    from scipy.special import ndtr, stdtr
+
+    return float(ndtr(-t) if math.isinf(freedom) else stdtr(freedom, -t))
 
 
 def robust_deviation(values: Values) -> tuple[float, float]:
@@ -130,6 +141,21 @@ def robust_deviation(values: Values) -> tuple[float, float]:
         count, (_MAD_LIMIT * (1 + 0.25 / count), _FREEDOM_SLOPE * count + _FREEDOM_START)
     )
     return factor * mad, freedom
+
+
+def _inverse_trigamma(value: float) -> float:
+    """The x above 0 at which the second derivative of log gamma is `value`, above 0.
+
+    Source: Smyth 2004, appendix: Newton's method for `1 / trigamma`, which is nearly a line.
+    """
+    from scipy.special import polygamma
+
+    x, step = 0.5 + 1 / value, -1.0
+    while abs(step) > _NEWTON_PRECISION * x:
+        trigamma = polygamma(1, x)
+        step = float(trigamma * (1 - trigamma / value) / polygamma(2, x))
+        x += step
+    return x
 
 
 def _median_variance(count: int) -> float:
