@@ -10,7 +10,7 @@ from windlass.program.instruction import Instruction, Program
 from windlass.program.lowering.lower import lower
 from windlass.program.memory.effects import InstructionEffects
 from windlass.program.memory.liveness import memory_profile
-from windlass.program.memory.values import STAGING_BYTES, TensorId
+from windlass.program.memory.values import GRADIENT_SUMS, STAGING_BYTES, TensorId
 from windlass.program.verify.verify import verify_programs
 from windlass.schema.graph import Graph
 from windlass.schema.plan import Offload, Plan
@@ -178,14 +178,12 @@ def live_bytes(plan: Plan, graph: Graph, instructions: Iterable[Instruction]):
     """Device memory after each instruction, and live tensors at the end: an independent count."""
     effects = InstructionEffects(plan, graph)
     alive = {tensor: effects.bytes_of(tensor) for tensor in effects.resident_tensors}
-    has_gradient: set[int] = set()
+    sums: set[TensorId] = set()
     in_use = [sum(alive.values())]
     for instruction in instructions:
-        effect = effects.effect_of(instruction, has_gradient)
+        effect = effects.effect_of(instruction, sums)
         alive |= {tensor: effects.bytes_of(tensor) for tensor in effect.makes}
-        has_gradient |= {
-            v.layer for v in effect.makes if v.name == "gradients" and v.layer is not None
-        }
+        sums |= {each for each in effect.makes if each.name in GRADIENT_SUMS}
         for tensor in effect.frees:
             del alive[tensor]
         in_use.append(sum(alive.values()))

@@ -44,12 +44,12 @@ def test_the_memory_profile_is_the_sum_of_live_tensors(
     for stage, program in enumerate(lower(plan, graph)):
         effects = InstructionEffects(plan, graph, stage)
         alive = {value: effects.bytes_of(value) for value in effects.resident_tensors}
-        summed: set[int] = set()
+        summed: set[TensorId] = set()
         filled = []
         for instruction in program.instructions:
             effect = effects.effect_of(instruction, summed)
             alive |= {value: effects.bytes_of(value) for value in effect.makes}
-            summed |= {value.layer for value in effect.makes if value.name in GRADIENT_SUMS}
+            summed |= {value for value in effect.makes if value.name in GRADIENT_SUMS}
             filled.append(7 + sum(alive.values()) + effect.working_bytes)
             for value in effect.frees:
                 del alive[value]
@@ -80,7 +80,7 @@ def test_a_tied_gradient_is_made_by_the_user_layer_and_summed_by_the_owner_layer
     effects = InstructionEffects(tiny_plan(graph, MACHINE), graph)
     head = effects.effect_of(Instruction("backward", 2, 0), set())
     assert TensorId("gradients", 0) in head.makes
-    embedding = effects.effect_of(Instruction("backward", 0, 0), {0, 1, 2})
+    embedding = effects.effect_of(Instruction("backward", 0, 0), {TensorId("gradients", 0)})
     assert TensorId("gradients", 0) in embedding.reads
     assert embedding.makes == ()
     assert embedding.working_bytes >= 64 * 32 * 4  # a fresh gradient beside the sum

@@ -9,7 +9,7 @@ import torch
 from factories import catalog_graph, tiny_machine, tiny_plan
 from windlass.models.build import build_layer_stack
 from windlass.models.layer_stack import LayerStack
-from windlass.program.instruction import Program
+from windlass.program.instruction import Instruction, Program
 from windlass.program.lowering.lower import lower
 from windlass.program.memory.liveness import memory_profile
 from windlass.runtime.compute import ComputeHandlers
@@ -63,8 +63,18 @@ def graph() -> Graph:
     return catalog_graph("gpt-tiny", **DIALS)
 
 
-def allocated_peak(plan: Plan, program: Program, chain: LayerStack, *, z_loss: float = 0.0) -> int:
-    """Most bytes of tensors over the second step, as torch's profiler saw them come and go."""
+def allocated_peak(
+    plan: Plan, program: Program, chain: LayerStack, *, z_loss: float = 0.0, end: int | None = None
+) -> int:
+    """Most bytes of tensors over the second step, as torch's profiler saw them come and go.
+
+    Args:
+        plan: the plan.
+        program: its program.
+        chain: its model.
+        z_loss: as a request names it.
+        end: the instruction before which the second step ends.
+    """
     settings = TrainSettings(
         steps=1, batch=1, sequence=16, seed=0, optimizer=plan.optimizer or "adamw", ema=plan.ema
     )
@@ -91,16 +101,16 @@ def allocated_peak(plan: Plan, program: Program, chain: LayerStack, *, z_loss: f
     )
     handlers = compute.handlers()
 
-    def step(number: int) -> None:
+    def step(number: int, end: int | None = None) -> None:
         compute.begin_step(number)
-        for kind, layer, micro in program.instructions:
+        for kind, layer, micro in program.instructions[:end]:
             handlers[kind](layer or 0, micro or 0)
 
     step(1)  # buffers that last are made
     compute.begin_step(2)
     activities = [torch.profiler.ProfilerActivity.CPU]
     with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
-        step(2)
+        step(2, end)
     events = profile.profiler.kineto_results.events()
     changes = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
     lasting = {
@@ -145,6 +155,17 @@ def test_the_peak_is_what_torch_allocates_to_half_a_percent(
     (program,) = lower(plan, graph)
     measured = allocated_peak(plan, program, chain)
     assert memory_profile(program, plan, graph).peak_bytes == pytest.approx(measured, rel=0.005)
+
+
+def test_before_a_table_is_looked_up_backward_its_tied_gradient_is_there_once(
+    chain: LayerStack, graph: Graph
+):
+    plan = tiny_plan(graph, tiny_machine(), micro=2, sequence=32, accumulation=33)
+    (program,) = lower(plan, graph)
+    end = 1 + program.instructions.index(Instruction("backward", graph.layers - 1, 0))
+    measured = allocated_peak(plan, program, chain, end=end)
+    predicted = memory_profile(program, plan, graph).bytes_by_instruction[:end]
+    assert max(predicted) == pytest.approx(measured, rel=0.01)
 
 
 def test_factors_in_float8_take_what_torch_allocates_to_half_a_percent(

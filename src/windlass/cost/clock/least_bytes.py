@@ -292,7 +292,8 @@ class LeastBytes:
                 each[tied.user] += tied.gradient_bytes
         users = {owner: user for user, owned in enumerate(layout.targets) for owner in owned[1:]}
         for owner, user in users.items():
-            made[user] += gradients[owner]
-            made_shards[user] += gradients[owner]
-            made[owner] = made_shards[owner] = 0.0
+            made[user] += state.gradients[owner]
+            made_shards[user] += state.gradients[owner]
+            # Rows wait from the owner's own backward pass on.
+            made[owner] = made_shards[owner] = gradients[owner] - state.gradients[owner]
         return _Sizes(plain, selective, gradients, shards, made, made_shards, gathered, sent)

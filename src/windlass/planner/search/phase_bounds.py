@@ -74,6 +74,7 @@ class PhaseMemory:
         self._output, self._saved, self._running = passes
         kinds = graph.shard(plan.parallel.tensor, loss=plan.loss).kinds
         rows = {name: sparse_gradient_bytes(plan, kind) for name, kind in kinds.items()}
+        self._tied = state.gradients
         self._gradients = state.gradients + sums_before(
             [rows[kind.name] for kind in graph.layer_kinds()]
         )
@@ -161,7 +162,7 @@ class PhaseMemory:
         if self._count > 1:
             for owner in self._owners:
                 adds = (table.stage_end == len(self._output)) & (first <= owner) & (owner < end)
-                staying += np.where(adds, self._gradients[owner + 1] - self._gradients[owner], 0)
+                staying += np.where(adds, self._tied[owner + 1] - self._tied[owner], 0)
         return np.asarray(staying)
 
 

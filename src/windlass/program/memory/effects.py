@@ -5,7 +5,7 @@ memory while an instruction runs holds all tensors alive before it, those that i
 `working_bytes`; what it frees is freed when it ends. Offloaded tensors take no device memory.
 """
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Set as AbstractSet
 from itertools import pairwise
 
 from windlass.program.instruction import GRADIENT_PASSES, Instruction, InstructionKind
@@ -114,24 +114,22 @@ class InstructionEffects:
         """The layers whose gradients a layer's backward adds to: itself and its tied owners."""
         return self.tensors.gradient_targets(layer)
 
-    def effect_of(
-        self, instruction: Instruction, has_gradient: frozenset[int] | set[int]
-    ) -> Effect:
+    def effect_of(self, instruction: Instruction, sums: AbstractSet[TensorId]) -> Effect:
         """The effect of an instruction.
 
         Args:
             instruction: an instruction of this stage.
-            has_gradient: layers whose gradient exists already; the first backward pass makes it.
+            sums: gradients that exist already; the first backward pass makes them.
 
         Raises:
             ValueError: the instruction has no meaning on this stage.
         """
         kind, layer, micro_batch = instruction
         if kind == "grad_norm":
-            return self._grad_norm()
+            return self._with_rows(self._grad_norm())
         if kind == "sync":
-            return self._finish_offload(
-                () if self.deferred_updates else self.offloaded_gradients[-1:]
+            return self._with_rows(
+                self._finish_offload(() if self.deferred_updates else self.offloaded_gradients[-1:])
             )
         if kind == "load_batch":
             return Effect(makes=(TensorId("tokens", None, micro_batch),))
@@ -144,17 +142,15 @@ class InstructionEffects:
         if layer not in self.tensors.layer_set and kind not in _OUTPUT_TRANSFERS:
             raise ValueError(f"layer {layer} is not on this stage")
         if micro_batch is None:
-            return self._layer_effect(kind, layer)
-        return self._micro_batch_effect(kind, layer, micro_batch, has_gradient)
+            return self._with_rows(self._layer_effect(kind, layer))
+        return self._micro_batch_effect(kind, layer, micro_batch, sums)
 
-    def signature(
-        self, instruction: Instruction, has_gradient: frozenset[int] | set[int]
-    ) -> Hashable:
+    def signature(self, instruction: Instruction, sums: AbstractSet[TensorId]) -> Hashable:
         """What the bytes of an effect depend on; equal layers between equal neighbours share one.
 
         Args:
             instruction: an instruction of this stage.
-            has_gradient: layers whose gradient exists already.
+            sums: gradients that exist already.
         """
         kind, layer, micro_batch = instruction
         if layer is None:
@@ -170,7 +166,7 @@ class InstructionEffects:
         is_end = layer in (0, tensors.last_layer)
         sums_exist: tuple[bool, ...] = ()
         if kind in GRADIENT_PASSES:
-            sums_exist = tuple(target in has_gradient for target in self.gradient_targets(layer))
+            sums_exist = tuple(each in sums for each in tensors.pass_gradient_sums(layer))
         return (
             kind,
             tensors.kinds[layer],
@@ -188,7 +184,7 @@ class InstructionEffects:
         kind: InstructionKind,
         layer: int,
         micro_batch: int,
-        has_gradient: frozenset[int] | set[int],
+        sums: AbstractSet[TensorId],
     ) -> Effect:
         output = TensorId("output", layer, micro_batch)
         offloaded = TensorId("offloaded output", layer, micro_batch)
@@ -197,16 +193,26 @@ class InstructionEffects:
         if kind == "recompute":
             return self._passes.recompute(layer, micro_batch)
         if kind == "backward":
-            return self._passes.backward(layer, micro_batch, has_gradient)
+            return self._passes.backward(layer, micro_batch, sums)
         if kind == "backward_input":
             return self._passes.backward_input(layer, micro_batch)
         if kind == "backward_weight":
-            return self._passes.backward_weight(layer, micro_batch, has_gradient)
+            return self._passes.backward_weight(layer, micro_batch, sums)
         if kind == "offload_activation":
             return Effect((output,), (offloaded,), (output,))
         if kind == "reload_activation":
             return Effect((offloaded,), (output,), (offloaded,))
         raise ValueError(f"{kind} of one micro-batch has no meaning here")
+
+    def _with_rows(self, effect: Effect) -> Effect:
+        """The effect with rows of a table that are freed with its gradient."""
+        rows = tuple(
+            each
+            for tensor in effect.frees
+            if tensor.name == "gradients" and tensor.layer is not None
+            for each in self.tensors.gradient_rows(tensor.layer)
+        )
+        return effect._replace(reads=(*effect.reads, *rows), frees=(*effect.frees, *rows))
 
     def _layer_effect(self, kind: InstructionKind, layer: int) -> Effect:
         """The effect of moving or changing a layer's weights, gradient and optimizer state."""

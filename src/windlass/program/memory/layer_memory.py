@@ -62,21 +62,23 @@ def memory_by_layer(
 def _changes(program: Program, effects: InstructionEffects) -> list[tuple[int | None, _Change]]:
     """Layer and change of each instruction; sizes do not depend on the micro-batch."""
     known: dict[tuple[str, int | None, bool], _Change] = {}
-    has_gradient: set[int] = set()
+    sums: set[TensorId] = set()
+    ran: set[int] = set()
     found = []
     for instruction in program.instructions:
         kind, layer, _ = instruction
         makes_gradient = kind in GRADIENT_PASSES
-        key = (kind, layer, makes_gradient and layer not in has_gradient)
+        key = (kind, layer, makes_gradient and layer not in ran)
         if key not in known:
-            effect = effects.effect_of(instruction, has_gradient)
+            effect = effects.effect_of(instruction, sums)
             known[key] = _Change(
                 made=_by_layer(effect.makes, effects),
                 working=effect.working_bytes,
                 freed=_by_layer(effect.frees, effects),
             )
         if makes_gradient and layer is not None:
-            has_gradient.update(effects.gradient_targets(layer))
+            ran.add(layer)
+            sums.update(effects.tensors.pass_gradient_sums(layer))
         found.append((layer, known[key]))
     return found
 

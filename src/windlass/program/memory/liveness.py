@@ -8,7 +8,7 @@ from typing import NamedTuple
 from windlass.program.device_mesh import mesh_coord
 from windlass.program.instruction import GRADIENT_PASSES, Instruction, Program
 from windlass.program.memory.effects import InstructionEffects
-from windlass.program.memory.values import MEMORY_CLASS, Effect
+from windlass.program.memory.values import MEMORY_CLASS, Effect, TensorId
 from windlass.schema import DEVICE_TIER, Graph, MemoryClass, Plan
 
 
@@ -113,20 +113,22 @@ def _find_deltas(
     """
     by_key: dict[_Key, _Delta] = {}
     by_signature: dict[Hashable, _Delta] = {}
-    has_gradient: set[int] = set()
+    sums: set[TensorId] = set()
+    ran: set[int] = set()
     keys: list[_Key] = []
     for instruction in instructions:
         kind, layer, _ = instruction
-        key = (kind, layer, kind in GRADIENT_PASSES and layer not in has_gradient)
+        key = (kind, layer, kind in GRADIENT_PASSES and layer not in ran)
         keys.append(key)
         if key not in by_key:
-            signature = effects.signature(instruction, has_gradient)
+            signature = effects.signature(instruction, sums)
             if signature not in by_signature:
-                effect = effects.effect_of(instruction, has_gradient)
+                effect = effects.effect_of(instruction, sums)
                 by_signature[signature] = _delta(effect, effects)
             by_key[key] = by_signature[signature]
             if kind in GRADIENT_PASSES and layer is not None:
-                has_gradient.update(effects.gradient_targets(layer))
+                ran.add(layer)
+                sums.update(effects.tensors.pass_gradient_sums(layer))
     return keys, by_key
 
 

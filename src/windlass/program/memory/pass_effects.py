@@ -5,10 +5,10 @@ A zero-bubble schedule splits a backward pass. `backward_input` leaves everythin
 which take no more memory than the saved activations. `backward_weight` frees all of that.
 """
 
+from collections.abc import Set as AbstractSet
+
 from windlass.program.memory.stage_tensors import StageTensors
 from windlass.program.memory.values import GRADIENT_SUMS, Effect, TensorId
-
-_Layers = frozenset[int] | set[int]
 
 
 class PassEffects:
@@ -48,14 +48,14 @@ class PassEffects:
         makes = (self._backward_root(layer, micro_batch), saved)
         return self._forward_effect(layer, micro_batch, makes)
 
-    def backward(self, layer: int, micro_batch: int, has_gradient: _Layers) -> Effect:
-        """A full backward pass; `has_gradient` are the layers whose gradient exists already."""
-        sums, makes = self._split_sums(layer, has_gradient)
+    def backward(self, layer: int, micro_batch: int, sums: AbstractSet[TensorId]) -> Effect:
+        """A full backward pass; `sums` are the gradients that exist already."""
+        added, makes = self._split_sums(layer, sums)
         reads = self._backward_reads(layer, micro_batch)
         frees = self._backward_frees(layer, micro_batch)
         if layer > self._tensors.first_trained:
             makes = (*makes, TensorId("output gradient", layer - 1, micro_batch))
-        reads = (*self._tensors.pass_weights(layer), *reads, *sums)
+        reads = (*self._tensors.pass_weights(layer), *reads, *added)
         return Effect(reads, makes, frees, self._backward_working(layer, makes))
 
     def backward_input(self, layer: int, micro_batch: int) -> Effect:
@@ -67,11 +67,11 @@ class PassEffects:
         peak = self._tensors.sizes[layer].backward_peak
         return Effect(reads, makes, (), max(0, peak - self._bytes(makes)))
 
-    def backward_weight(self, layer: int, micro_batch: int, has_gradient: _Layers) -> Effect:
+    def backward_weight(self, layer: int, micro_batch: int, sums: AbstractSet[TensorId]) -> Effect:
         """The weight-gradient part of a backward pass, which adds to the gradient."""
-        sums, makes = self._split_sums(layer, has_gradient)
+        added, makes = self._split_sums(layer, sums)
         inner = TensorId("inner gradients", layer, micro_batch)
-        reads = (inner, *self._backward_reads(layer, micro_batch), *sums)
+        reads = (inner, *self._backward_reads(layer, micro_batch), *added)
         made = self._bytes(makes)
         working = max(self._bytes_at_end(layer, makes), made) - made
         return Effect(reads, makes, (inner, *self._backward_frees(layer, micro_batch)), working)
@@ -95,12 +95,12 @@ class PassEffects:
         )
 
     def _split_sums(
-        self, layer: int, has_gradient: _Layers
+        self, layer: int, sums: AbstractSet[TensorId]
     ) -> tuple[tuple[TensorId, ...], tuple[TensorId, ...]]:
         """Gradients that exist and are added to, and those that the pass makes."""
-        sums = self._tensors.pass_gradient_sums(layer)
-        existing = tuple(tensor for tensor in sums if tensor.layer in has_gradient)
-        return existing, tuple(tensor for tensor in sums if tensor.layer not in has_gradient)
+        own = self._tensors.pass_gradient_sums(layer)
+        existing = tuple(tensor for tensor in own if tensor in sums)
+        return existing, tuple(tensor for tensor in own if tensor not in sums)
 
     def _backward_reads(self, layer: int, micro_batch: int) -> tuple[TensorId, ...]:
         reads = [

@@ -91,11 +91,16 @@ class StageTensors:
 
     def pass_gradient_sums(self, layer: int) -> tuple[TensorId, ...]:
         """The gradients that a layer's backward passes accumulate into."""
-        return tuple(
+        sums = tuple(
             TensorId("gradients" if target in self.layer_set else "tied gradients", target)
             for target in self.gradient_targets(layer)
             if self.sizes[target].gradients
         )
+        return (*sums, *self.gradient_rows(layer))
+
+    def gradient_rows(self, layer: int) -> tuple[TensorId, ...]:
+        """Rows of a table that wait to be added to its gradient, if there are any."""
+        return (TensorId("gradient rows", layer),) if self.sizes[layer].sparse_rows else ()
 
     def reduces_gradients(self, layer: int) -> bool:
         """Whether a gradient is summed over replicas or, if replicated, tensor-parallel ranks."""
@@ -139,7 +144,8 @@ class StageTensors:
             "weights": sizes.gathered if self._keeps_shards else sizes.weights,
             "weight shard": sizes.weight_shard,
             "optimizer state": sizes.optimizer,
-            "gradients": sizes.gradients + sizes.sparse_rows,
+            "gradients": sizes.gradients,
+            "gradient rows": sizes.sparse_rows,
             "gradient shard": sizes.gradient_shard,
             "saved activations": sizes.saved,
             "inner gradients": sizes.saved,

@@ -10,6 +10,7 @@ TensorName = Literal[
     "tied weights",  # a working copy of weights that another stage owns, by owner layer
     "optimizer state",
     "gradients",  # accumulated over micro-batches; for tied weights at their owner
+    "gradient rows",  # those that an embedding looked up, until the gradient is complete
     "gradient shard",  # summed over replicas: the part that this device updates
     "tied gradients",  # of weights that another stage owns, until they are sent there
     "tokens",  # inputs and targets of one micro-batch
@@ -30,6 +31,7 @@ MEMORY_CLASS: dict[TensorName, MemoryClass] = {
     "tied weights": "weights",
     "optimizer state": "optimizer",
     "gradients": "gradients",
+    "gradient rows": "gradients",
     "gradient shard": "gradients",
     "tied gradients": "gradients",
     "tokens": "activations",
@@ -44,7 +46,7 @@ MEMORY_CLASS: dict[TensorName, MemoryClass] = {
     "offloaded output": "activations",
 }
 
-GRADIENT_SUMS: tuple[TensorName, ...] = ("gradients", "tied gradients")
+GRADIENT_SUMS: tuple[TensorName, ...] = ("gradients", "gradient rows", "tied gradients")
 """The tensors that backward passes accumulate into."""
 
 OFFLOADED_NAMES: tuple[TensorName, ...] = ("offloaded gradients", "offloaded output")

@@ -289,22 +289,21 @@ def _verify_data_flow(
     """Runs the program on the set of live tensors, which must be `expected` at its end."""
     alive, freed = set(effects.resident_tensors), dict[TensorId, int]()
     made_at: dict[TensorId, int] = {}
-    has_gradient: set[int] = set()
+    sums: set[TensorId] = set()
     for index, instruction in enumerate(program.instructions):
-        effect = effects.effect_of(instruction, has_gradient)
+        effect = effects.effect_of(instruction, sums)
         _verify_effect(program, index, effect, alive, freed)
         for tensor in effect.makes:
             if tensor in alive:
                 raise _fault(program, index, f"it makes {tensor}, which exists already")
             made_at[tensor] = index
-            if tensor.name in GRADIENT_SUMS and tensor.layer is not None:
-                has_gradient.add(tensor.layer)
+            if tensor.name in GRADIENT_SUMS:
+                sums.add(tensor)
         alive.update(effect.makes)
         for tensor in effect.frees:
             alive.remove(tensor)
             freed[tensor] = index
-            if tensor.name in GRADIENT_SUMS and tensor.layer is not None:
-                has_gradient.discard(tensor.layer)
+            sums.discard(tensor)
     for tensor in effects.resident_tensors:
         if tensor in expected - alive:
             raise _fault(program, freed[tensor], f"it frees {tensor}, which the next step needs")
