@@ -3,13 +3,13 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
-from itertools import chain
 from math import ceil
+from typing import Literal
 
 from windlass.planner.advice.alternatives import alternatives
 from windlass.planner.advice.offload_feasibility import tier_shortages
 from windlass.planner.advice.shortfall import ClosestPlan, shortfall
-from windlass.planner.advice.single_changes import open_pins, smaller_sizes
+from windlass.planner.advice.single_changes import open_pins
 from windlass.planner.result import Advice, Change, EvaluatedPlan, InfeasiblePlan, TierShortage
 from windlass.planner.search.evaluate import evaluate, training_state_bytes
 from windlass.planner.search.fastest import fastest_plans
@@ -20,7 +20,7 @@ from windlass.planner.space.options import (
     vary,
 )
 from windlass.planner.space.plan_space import PlanSpace
-from windlass.schema import Plan, ResolvedRequest, ShardingDegrees
+from windlass.schema import OWN_STACK, Plan, ResolvedRequest, ShardingDegrees
 
 MIN_ALTERNATIVES = 3
 """Changes that are named at least, if that many fit."""
@@ -62,6 +62,8 @@ class _Advisor:
         prediction = evaluate(self._nearest, space.graph, space.machine, budget_bytes=budget_bytes)
         self._token_seconds = prediction.step_seconds / prediction.tokens_per_step
         """What the cost of a change is stated against."""
+        self._where: Literal["memory"] | None = None if space.machine.devices == 1 else "memory"
+        """Where a change is tried: what several devices lack in phases, `shortfall` says."""
 
     def changes(self) -> tuple[Change, ...]:
         """Changes of the request that make it fit, the cheapest first."""
@@ -170,7 +172,7 @@ class _Advisor:
         train = self._request.train.model_copy(update={"sequence": sequence})
         shorter = self._request.model_copy(update={"train": train})
         override = f"train.sequence={sequence}"
-        best = self._fastest(shorter)
+        best = self._fastest(shorter, self._where)
         if best is not None:
             return [self._change((override,), best)]
         if keeps_pins:
@@ -181,12 +183,12 @@ class _Advisor:
         ]
 
     def _single_changes(self) -> list[Change]:
-        """On several devices: the cheapest changes of one key with which a plan fits."""
-        found = chain(
-            open_pins(self._space, self._budget_bytes),
-            smaller_sizes(self._space, self._budget_bytes),
-        )
+        """On several devices: the cheapest changes of one key with which a plan fits in memory."""
+        found = open_pins(self._space, self._budget_bytes)
         changes = [self._change(each.overrides, each.fitting) for each in found if each.fitting]
+        if (self._space.machine.stack or OWN_STACK).can.small_moments:
+            changes += self._smaller_moments()
+        changes += self._shorter(keeps_pins=True)
         return sorted(changes, key=lambda each: each.cost)[:MIN_ALTERNATIVES]
 
     def _alternatives(self, request: ResolvedRequest, count: int) -> tuple[Change, ...]:
@@ -198,13 +200,17 @@ class _Advisor:
     def _smaller_moments(self) -> Iterator[Change]:
         """Optimizer moments in fewer bits."""
         for moments in smaller_moments(self._request):
-            best = self._fastest(self._request.model_copy(update={"moments": moments}))
+            changed = self._request.model_copy(update={"moments": moments})
+            best = self._fastest(changed, self._where)
             if best is not None:
                 yield self._change((f"moments={moments}",), best)
 
-    def _fastest(self, request: ResolvedRequest) -> EvaluatedPlan | None:
+    def _fastest(
+        self, request: ResolvedRequest, where: Literal["memory"] | None = None
+    ) -> EvaluatedPlan | None:
         """The fastest plan of another request that fits."""
-        found = fastest_plans(replace(self._space, request=request), self._budget_bytes).best
+        space = replace(self._space, request=request)
+        found = fastest_plans(space, self._budget_bytes, where=where).best
         return found[0] if found else None
 
     def _change(self, overrides: tuple[str, ...], fitting: EvaluatedPlan) -> Change:

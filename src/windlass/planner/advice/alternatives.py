@@ -4,11 +4,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import chain, islice
 from operator import attrgetter
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from windlass.planner.result import Change, EvaluatedPlan
-from windlass.planner.search.best_first import BestFirst
-from windlass.planner.search.phase_search import search_phases
+from windlass.planner.search.fastest import fastest_plans
 from windlass.planner.space.options import offload_tiers, vary
 from windlass.planner.space.plan_space import PlanSpace
 from windlass.program import recomputable_layers
@@ -153,12 +152,10 @@ class _Search:
     def _fitting(self, request: ResolvedRequest, mode: Recompute | None) -> list[EvaluatedPlan]:
         """Plans that fit, as far as a request can name them."""
         space = replace(self._space, request=request)
-        if request.phases != 1:
-            bounds = BestFirst(space, self._budget_bytes).bounds
-            return list(search_phases(space, self._budget_bytes, bounds).best)
         if mode is not None:
             space = replace(space, recompute_within=tuple(dict.fromkeys(("none", mode))))
-        best = BestFirst(space, self._budget_bytes).search(_MOST).best
+        where: Literal["memory", "phases"] = "memory" if request.phases == 1 else "phases"
+        best = fastest_plans(space, self._budget_bytes, where=where, most=_MOST).best
         return [item for item in best if mode in (None, item[0].recompute)]
 
 

@@ -5,16 +5,13 @@ from dataclasses import dataclass, replace
 
 from windlass.planner.recompute_layers import recompute_layers, show_recompute_layers
 from windlass.planner.result import EvaluatedPlan, InfeasiblePlan, request_values
-from windlass.planner.search.best_first import BestFirst
 from windlass.planner.search.evaluate import infeasible_plan
+from windlass.planner.search.fastest import fastest_plans
 from windlass.planner.search.search_result import SearchResult
-from windlass.planner.space.options import smaller_moments
 from windlass.planner.space.plan_space import PlanSpace
-from windlass.schema import OWN_STACK, Plan, ResolvedRequest
+from windlass.schema import Plan, ResolvedRequest
 
 _SECTIONS = ("parallel", "sharding", "offload", "batch")
-_MIN_SEQUENCE = 64
-"""Tokens below which a shorter sequence is not worth advising."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,38 +47,12 @@ def open_pins(space: PlanSpace, budget_bytes: int) -> Iterator[SingleChange]:
     for key, _ in request_pins(space.request):
         if key == "train.batch":
             continue
-        result = _searched(space, with_value(space.request, key, None), budget_bytes)
+        opened = replace(space, request=with_value(space.request, key, None))
+        found = fastest_plans(opened, budget_bytes, where="memory", keeps_smallest=True)
+        result = found.in_memory
         change = _of_result(space, result, budget_bytes, key)
         if change is not None:
             yield change
-
-
-def smaller_sizes(space: PlanSpace, budget_bytes: int) -> Iterator[SingleChange]:
-    """Moments in fewer bits and the longest shorter sequence, where a plan fits with them."""
-    request = space.request
-    for moments in (
-        smaller_moments(request) if (space.machine.stack or OWN_STACK).can.small_moments else ()
-    ):
-        changed = request.model_copy(update={"moments": moments})
-        if best := _searched(space, changed, budget_bytes).best:
-            yield SingleChange(overrides=(f"moments={moments}",), fitting=best[0], smallest=None)
-    if space.graph.examples is not None:
-        return
-    lengths = [request.train.sequence]
-    while lengths[-1] >= 2 * _MIN_SEQUENCE:
-        lengths.append(lengths[-1] // 2)
-    # Where the shortest does not fit, which is the most work to find out, no other is tried.
-    if len(lengths) > 1 and _searched(space, _shorter(request, lengths[-1]), budget_bytes).best:
-        for length in lengths[1:]:
-            if best := _searched(space, _shorter(request, length), budget_bytes).best:
-                overrides = (f"train.sequence={length}",)
-                yield SingleChange(overrides=overrides, fitting=best[0], smallest=None)
-                return
-
-
-def _shorter(request: ResolvedRequest, sequence: int) -> ResolvedRequest:
-    train = request.train.model_copy(update={"sequence": sequence})
-    return request.model_copy(update={"train": train})
 
 
 def with_value(request: ResolvedRequest, key: str, value: object) -> ResolvedRequest:
@@ -91,15 +62,6 @@ def with_value(request: ResolvedRequest, key: str, value: object) -> ResolvedReq
         return request.model_copy(update={name: value})
     part = getattr(request, section).model_copy(update={name: value})
     return request.model_copy(update={section: part})
-
-
-def _searched(space: PlanSpace, request: ResolvedRequest, budget_bytes: int) -> SearchResult:
-    """What a search in device memory finds for another request."""
-    search = BestFirst(replace(space, request=request), budget_bytes)
-    result = search.search()
-    if not result.best:
-        search.look_at_smallest(result)
-    return result
 
 
 def _of_result(

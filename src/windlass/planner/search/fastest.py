@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from math import inf
+from typing import Literal
 
 from windlass.cost import ArrayClock
 from windlass.planner.result import EvaluatedPlan, run_seconds
@@ -37,6 +38,8 @@ def fastest_plans(
     *,
     clock: ArrayClock | None = None,
     bounds: ConfigBounds | None = None,
+    where: Literal["memory", "phases"] | None = None,
+    most: int = 1,
     keeps_smallest: bool = False,
     below_seconds: float = inf,
 ) -> FastestPlans:
@@ -49,6 +52,8 @@ def fastest_plans(
         budget_bytes: device memory budget.
         clock: prices plans of the same model and machine; None makes one.
         bounds: those of this space under another budget; None makes new ones.
+        where: looks among plans without phases, or with them, only; None looks among all.
+        most: plans without phases that are wanted, each proved the next fastest.
         keeps_smallest: whether the smallest plans are wanted where none fits without phases.
         below_seconds: seconds of a step, with its share of the compilation, of a plan that fits
             without phases; only faster ones are looked for.
@@ -58,13 +63,14 @@ def fastest_plans(
         clock = clock or ArrayClock(space.base, space.graph, space.machine)
         bounds = ConfigBounds(space, clock, budget_bytes)
     search = BestFirst(space, budget_bytes, bounds)
-    if request.phases in (None, 1):
-        result = search.search(below_seconds=below_seconds)
+    if request.phases in (None, 1) and where != "phases":
+        result = search.search(most, below_seconds=below_seconds)
         if keeps_smallest and not result.best:
             search.look_at_smallest(result)
         evaluated = result.priced
     best = list(result.best)
-    if _tries_phases(space, found=bool(best) or below_seconds < inf):
+    found = bool(best) or below_seconds < inf
+    if where == "phases" or (where is None and _tries_phases(space, found=found)):
         steps = request.train.steps
         below = run_seconds(best[0][1], steps) / steps if best else below_seconds
         in_phases = search_phases(space, budget_bytes, search.bounds, below_seconds=below)
