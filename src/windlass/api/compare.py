@@ -240,7 +240,7 @@ def _forecast(request: Request, machine: Machine, progress: Progress | None) -> 
     reason = ""
     chosen = prediction = None
     try:
-        result = plan_request(request, NO_OBJECTS, progress, looks_for_changes=False).result
+        result = plan_request(request, NO_OBJECTS, progress, explains=False).result
         chosen, prediction = result.plan, result.prediction
         reason = "" if result.fits else explain_result(result).verdict
     except (InputErrors, PlanError) as error:

@@ -276,7 +276,7 @@ def plan_request(
     cache: bool = True,
     here: Machine | None = None,
     fine_tunes: bool = False,
-    looks_for_changes: bool = True,
+    explains: bool = True,
 ) -> Planned:
     """The best plan for a request.
 
@@ -287,7 +287,8 @@ def plan_request(
         cache: take the outcome of the same question from the cache, if it is there.
         here: this machine, or the part of it that the run will have; None means all of it.
         fine_tunes: whether the weights that it starts from are trained already.
-        looks_for_changes: whether to search for what would help where nothing fits.
+        explains: whether to say what comes next, or would help where nothing fits, which takes
+            longer than the search.
 
     Raises:
         WindlassError: what is wrong with the request, the model or the machine.
@@ -307,14 +308,18 @@ def plan_request(
     if objects.examples is None:
         data = measure_data(with_own_data(request, graph), fine_tunes=fine_tunes, progress=progress)
     kept_code = load_kept_code(graph, request.machine)
-    key = plan_key(request, graph, target, kept_code, data) if objects.is_rebuildable else None
+    key = (
+        plan_key(request, graph, target, kept_code, data, explains)
+        if objects.is_rebuildable
+        else None
+    )
     kept = load_kept_plan(key) if cache and key is not None else None
     if kept is None:
         graph, outcome = search_plan(
             request, graph, target, kept_code, objects, progress, data,
-            looks_for_changes=looks_for_changes,
+            explains=explains,
         )  # fmt: skip
-        if key is not None and (outcome.result.fits or looks_for_changes):
+        if key is not None and (outcome.result.fits or explains):
             keep_plan(key, outcome)
     else:
         outcome = kept

@@ -19,20 +19,20 @@ def search_plan(
     progress: Progress | None,
     data: DataSize | None,
     *,
-    looks_for_changes: bool = True,
+    explains: bool = True,
 ) -> tuple[Graph, KeptPlan]:
     """The outcome of the search, and the graph with the shards that it took.
 
-    Where nothing fits, changes that would help are looked for only if they are wanted.
+    What comes next, and what would help where nothing fits, is looked for only if it is wanted.
     """
     resolved, _ = resolve_defaults(request, graph, machine, data=data)
-    graph, result = _search(resolved, graph, machine, kept_code, objects, progress)
+    graph, result = _search(resolved, graph, machine, kept_code, objects, progress, explains)
     most_sequences = None
     if isinstance(result, NothingFits):
-        smaller = _with_smaller_batch(request, resolved, graph, machine, kept_code, data)
+        smaller = _with_smaller_batch(request, resolved, graph, machine, kept_code, data, explains)
         result, most_sequences = smaller or (result, None)
     if isinstance(result, NothingFits):
-        result = result.with_advice(looks_for_changes=looks_for_changes)
+        result = result.with_advice(looks_for_changes=explains)
     return graph, KeptPlan(result=result, most_sequences=most_sequences)
 
 
@@ -43,6 +43,7 @@ def _with_smaller_batch(
     machine: Machine,
     kept_code: KeptCode,
     data: DataSize | None,
+    explains: bool,
 ) -> tuple[PlanningResult | NothingFits, int] | None:
     """What is found with the largest default batch that fits; None if no smaller one decides."""
     batches = _fitting_batches(request, resolved, graph, machine, data)
@@ -52,8 +53,9 @@ def _with_smaller_batch(
     for batch in batches:
         smaller, _ = resolve_defaults(request, graph, machine, most_sequences=batch, data=data)
         attempt = planner.seek_plan(
-            smaller, graph, machine, every_grid=True, kept_code=kept_code, margin=request.margin
-        )
+            smaller, graph, machine, every_grid=True, kept_code=kept_code, margin=request.margin,
+            explains=explains,
+        )  # fmt: skip
         if not isinstance(attempt, NothingFits) or _fits_without_pins(smaller, graph, machine):
             return attempt, batch
     return None
@@ -64,7 +66,7 @@ def _fits_without_pins(request: ResolvedRequest, graph: Graph, machine: Machine)
     unpinned = planner.without_pins(request)
     if unpinned == request:
         return False
-    return not isinstance(planner.seek_plan(unpinned, graph, machine, every_grid=True), NothingFits)
+    return not isinstance(_fit(unpinned, graph, machine), NothingFits)
 
 
 def _fitting_batches(
@@ -79,8 +81,13 @@ def _fitting_batches(
     if not batches:
         return ()
     smallest, _ = resolve_defaults(request, graph, machine, most_sequences=batches[-1], data=data)
-    found = planner.seek_plan(smallest, graph, machine, every_grid=True)
+    found = _fit(smallest, graph, machine)
     return () if isinstance(found, NothingFits) else batches
+
+
+def _fit(request: ResolvedRequest, graph: Graph, machine: Machine) -> PlanningResult | NothingFits:
+    """The proved fastest plan in any grid, if one fits."""
+    return planner.seek_plan(request, graph, machine, every_grid=True, explains=False)
 
 
 def _search(
@@ -90,6 +97,7 @@ def _search(
     kept_code: KeptCode,
     objects: PlannedObjects,
     progress: Progress | None,
+    explains: bool,
 ) -> tuple[Graph, PlanningResult | NothingFits]:
     """The result of the search, and the graph with the shards that it took.
 
@@ -104,7 +112,7 @@ def _search(
             progress("searching", 0, None)
         result = planner.seek_plan(
             request, graph, machine, every_grid=every_grid, kept_code=kept_code,
-            margin=request.margin,
+            margin=request.margin, explains=explains,
         )  # fmt: skip
         fits = not isinstance(result, NothingFits)
         if fits or machine.devices == 1 or request.parallel.tensor is not None:

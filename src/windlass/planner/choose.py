@@ -1,7 +1,7 @@
 """Chooses the plan that fits and whose whole run is predicted to end first, and says why."""
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -106,6 +106,7 @@ def seek_plan(
     every_grid: bool = False,
     kept_code: KeptCode = frozenset(),
     margin: float = 0.0,
+    explains: bool = True,
 ) -> "PlanningResult | NothingFits":
     """Chooses the plan that ends the run first, and says why not another, if one fits.
 
@@ -119,6 +120,7 @@ def seek_plan(
             several devices.
         kept_code: compiled code of the model that earlier runs have left on the machine.
         margin: as of `plan_to_queue`; 0 chooses the proved fastest plan.
+        explains: whether to say why not another plan, and what would help the chosen one.
 
     Raises:
         InputErrors: the request asks for something impossible.
@@ -127,7 +129,7 @@ def seek_plan(
     fastest = fastest_plans(space, budget_bytes, keeps_smallest=True)
     if not fastest.best:
         return NothingFits(space, fastest, budget_bytes)
-    return _fits(space, fastest, budget_bytes, margin)
+    return _fits(space, fastest, budget_bytes, margin, explains)
 
 
 @dataclass(frozen=True)
@@ -167,10 +169,20 @@ def _possible_space(
 
 
 def _fits(
-    space: PlanSpace, fastest: FastestPlans, budget_bytes: int, margin: float
+    space: PlanSpace, fastest: FastestPlans, budget_bytes: int, margin: float, explains: bool
 ) -> PlanningResult:
     """The result with the chosen plan, which keeps every pin."""
-    result = _result(space, fastest, budget_bytes, margin)
+    steps = space.request.train.steps
+    rivals = _runners_up(space, fastest, budget_bytes) if explains or margin else []
+    best = plan_to_queue(space, fastest, rivals, budget_bytes, margin)
+    result = PlanningResult(
+        plan=best[0],
+        prediction=best[1],
+        run_seconds=run_seconds(best[1], steps),
+        evaluated=fastest.evaluated,
+    )
+    if explains:
+        result = _explained(result, space, fastest, best, rivals, budget_bytes)
     broken = () if result.plan is None else tuple(broken_pins(space.request, result.plan))
     if broken:  # Every pin is kept, or refused before the search: this is a bug of ours.
         words = ", ".join(f"`{key}` = {planned}, not {asked}" for key, asked, planned in broken)
@@ -194,25 +206,25 @@ def _require_possible(space: PlanSpace) -> None:
         require_optimizer_tier(space)
 
 
-def _result(
-    space: PlanSpace, fastest: FastestPlans, budget_bytes: int, margin: float
+def _explained(
+    result: PlanningResult,
+    space: PlanSpace,
+    fastest: FastestPlans,
+    best: EvaluatedPlan,
+    rivals: Sequence[EvaluatedPlan],
+    budget_bytes: int,
 ) -> PlanningResult:
     """The result for the plan to queue, with runners-up, plans that do not fit, and advice."""
     steps, first = space.request.train.steps, fastest.best[0]
-    rivals = _runners_up(space, fastest, budget_bytes)
-    best = plan_to_queue(space, fastest, rivals, budget_bytes, margin)
     plan, prediction = best
     seconds = run_seconds(prediction, steps)
     losers = [item for item in rivals if run_seconds(item[1], steps) >= seconds and item != best]
     in_phases = plan.is_offloaded("parameters")
-    return PlanningResult(
-        plan=plan,
-        prediction=prediction,
-        run_seconds=seconds,
+    return replace(
+        result,
         fastest=None if best == first else runner_up(best, first, steps),
         runners_up=tuple(runner_up(best, other, steps) for other in losers),
         infeasible=tuple(islice(_smallest(space, fastest, budget_bytes), _MAX_INFEASIBLE)),
-        evaluated=fastest.evaluated,
         axes=explain_axes(space, _pinned_keys(space.request)),
         pinned_rank=_pinned_rank(space, fastest, budget_bytes),
         sensitivity={} if in_phases else sensitivities(space, plan, prediction.by_term),

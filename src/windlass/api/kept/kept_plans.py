@@ -36,6 +36,7 @@ def plan_key(
     machine: Machine,
     kept_code: KeptCode,
     data: DataSize | None = None,
+    explains: bool = True,
 ) -> str:
     """Sixteen hexadecimal digits that change with the question and with all code that answers it.
 
@@ -45,12 +46,13 @@ def plan_key(
         machine: with the stack that drives it, if that is not Windlass's own runtime.
         kept_code: compiled code of the model that earlier runs have left on the machine.
         data: how much there is to train on, where defaults follow from that.
+        explains: whether the answer says what comes next.
     """
     # A pin that equals its default is a pin all the same.
     asked = request.model_dump_json(exclude_unset=True)
     parts = (
         metadata.version("windlass"), source_digest(*_DECIDING_PACKAGES), asked, graph.label,
-        str(graph.base), machine.label, repr(sorted(map(str, kept_code))), repr(data),
+        str(graph.base), machine.label, repr(sorted(map(str, kept_code))), repr((data, explains)),
     )  # fmt: skip
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 

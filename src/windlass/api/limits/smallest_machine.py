@@ -162,6 +162,6 @@ def _require_plan(model: str, overrides: Sequence[str], machine: str) -> Planned
         InputErrors: the request has no plan on this machine.
     """
     request = make_request(model, "margin=0", *overrides, machine=machine)
-    planned = plan_request(request, NO_OBJECTS, None, looks_for_changes=False)
+    planned = plan_request(request, NO_OBJECTS, None, explains=False)
     _ = planned.plan
     return planned
