@@ -1,4 +1,4 @@
-from .answer import Answer, Bullets, json_text
+from .answer import Answer, Bullets, json_text, word_table
 from .commands import (
     VERIFICATION_STEPS, Check, Fit, check, evaluate_tables, fit, keys, launch, models, rehearse,
     validate, verification_steps, verified_numerics,
@@ -18,7 +18,7 @@ from .distributed.rank_main import run_rank
 from .distributed.rank_server import become_ranks
 from .doctor.doctor import DOCTOR_FILE, doctor, require_report_file
 from .fine_tuning.peft_adapters import base_of_adapters
-from .flags import AsJson, Flag, ManyNames, ManySizes, Names, OnMachine, Picture, Shares
+from .flags import AsJson, Flag, ManyNames, ManySizes, Names, OnMachine, Shares, Written
 from .inference.evaluate import evaluate, score
 from .inference.evaluate_on_ranks import score_rank
 from .inference.language_model import LanguageModel, load_language_model
@@ -74,27 +74,27 @@ __all__ = [
     "ClusterRank", "Dataflow", "Drawing", "ElasticRecovery", "ExplainedPlanOptions",
     "ExportedFiles", "FaultResult", "Fit", "Flag", "Instrumentation", "JobSize", "KubernetesJob",
     "LanguageModel", "LiveJudge", "ManyNames", "ManySizes", "Measurement", "Names", "Noise",
-    "OnMachine", "ParentOptions", "ParentRun", "PartResult", "Picture", "PlanOptions", "Planned",
-    "Progress", "ProofScope", "Recipe", "RecipePlan", "RecipeResult", "RequestOptions", "Run",
-    "Shares", "SlurmJob", "Sweep", "TrackedRun", "TrainingPlan", "TrainingRecipe", "TrainingResult",
-    "ValidatedRun", "ValueOrigin", "Verifier", "add_machine", "annotate", "base_of_adapters",
-    "batch", "become_ranks", "beside_adapters", "bisect", "build_plan", "build_request", "capture",
-    "check", "compare_machines", "data_statistics", "dataflow", "describe_job", "diff", "doctor",
-    "downscale_plan", "draw_figure", "draw_plan", "draw_sweep", "evaluate", "evaluate_tables",
-    "explain_values", "export", "find_machine", "find_parent", "fit", "follow_sync",
-    "follow_verdict", "forecast", "import_model", "import_runs", "init", "is_training_recipe",
-    "job_size", "json_text", "judge", "keys", "known_recipes", "largest_model", "launch", "load",
-    "load_language_model", "load_plan", "load_sweep", "machines", "make_request",
-    "make_sweep_request", "measure_largest_model", "merge_runs", "mirror", "models", "noise",
-    "open_dialogue", "plan", "plan_recipe", "plan_training", "prepare_cluster_run", "probe",
-    "proof_scope", "read_token", "recorded_code", "rehearsal", "rehearse", "rehearse_as_is",
-    "report", "request_of_child", "request_of_parent", "request_origins", "require_alert",
-    "require_drawable", "require_local", "require_machine_names", "require_report_file",
-    "require_trace_file", "resume", "run_cluster_rank", "run_host", "run_rank", "run_recipe",
-    "run_training", "runs", "sample", "score", "score_rank", "send_alert", "serve",
-    "smallest_machines", "sparse_speedup", "split_overrides", "sweep", "sweep_rows", "sync_runs",
-    "train", "training_plan", "training_recipes", "unnamed_data", "usual_system_prompt", "validate",
-    "validate_random_plans", "validated_runs_file", "value_origins", "verification",
-    "verification_steps", "verified_numerics", "write_machine", "write_plan_trace",
-    "write_run_diff", "write_run_trace", "write_sample",
+    "OnMachine", "ParentOptions", "ParentRun", "PartResult", "PlanOptions", "Planned", "Progress",
+    "ProofScope", "Recipe", "RecipePlan", "RecipeResult", "RequestOptions", "Run", "Shares",
+    "SlurmJob", "Sweep", "TrackedRun", "TrainingPlan", "TrainingRecipe", "TrainingResult",
+    "ValidatedRun", "ValueOrigin", "Verifier", "Written", "add_machine", "annotate",
+    "base_of_adapters", "batch", "become_ranks", "beside_adapters", "bisect", "build_plan",
+    "build_request", "capture", "check", "compare_machines", "data_statistics", "dataflow",
+    "describe_job", "diff", "doctor", "downscale_plan", "draw_figure", "draw_plan", "draw_sweep",
+    "evaluate", "evaluate_tables", "explain_values", "export", "find_machine", "find_parent", "fit",
+    "follow_sync", "follow_verdict", "forecast", "import_model", "import_runs", "init",
+    "is_training_recipe", "job_size", "json_text", "judge", "keys", "known_recipes",
+    "largest_model", "launch", "load", "load_language_model", "load_plan", "load_sweep", "machines",
+    "make_request", "make_sweep_request", "measure_largest_model", "merge_runs", "mirror", "models",
+    "noise", "open_dialogue", "plan", "plan_recipe", "plan_training", "prepare_cluster_run",
+    "probe", "proof_scope", "read_token", "recorded_code", "rehearsal", "rehearse",
+    "rehearse_as_is", "report", "request_of_child", "request_of_parent", "request_origins",
+    "require_alert", "require_drawable", "require_local", "require_machine_names",
+    "require_report_file", "require_trace_file", "resume", "run_cluster_rank", "run_host",
+    "run_rank", "run_recipe", "run_training", "runs", "sample", "score", "score_rank", "send_alert",
+    "serve", "smallest_machines", "sparse_speedup", "split_overrides", "sweep", "sweep_rows",
+    "sync_runs", "train", "training_plan", "training_recipes", "unnamed_data",
+    "usual_system_prompt", "validate", "validate_random_plans", "validated_runs_file",
+    "value_origins", "verification", "verification_steps", "verified_numerics", "word_table",
+    "write_machine", "write_plan_trace", "write_run_diff", "write_run_trace", "write_sample",
 ]  # fmt: skip

@@ -2,10 +2,11 @@
 
 import json
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import fields, is_dataclass
-from typing import TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any, Generic, TypeVar
 
+from rich import box
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
@@ -13,15 +14,22 @@ from rich.text import Text
 from windlass.document import Document
 
 Item = TypeVar("Item")
+_MAX_CELL = 22
+"""Most columns of a cell of words between the first and the last."""
 
 
 class Answer:
     """The result of a command; `rich.print` shows what the command line shows."""
 
-    notes: tuple[str, ...] = ()
-    """What a user should know before anything else, a sentence each."""
-    exit_code = 0
-    """With what the command ends."""
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a user should know before anything else, a sentence each."""
+        return ()
+
+    @property
+    def exit_code(self) -> int:
+        """With what the command ends."""
+        return 0
 
     def lines(self) -> Iterable[RenderableType]:
         """What is printed: lines of text, which are never cut, tables and lists."""
@@ -43,6 +51,19 @@ class Answers(tuple[Item, ...], Answer):  # noqa: SLOT001  answers have notes of
     """Several results of a command."""
 
 
+@dataclass(frozen=True)
+class Shown(Answer, Generic[Item]):
+    """How a value of another room is shown: `-> Annotated[RunDiff, ShownDiff]`."""
+
+    value: Item
+    given: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments that the command was given, by name."""
+
+    def json_tree(self) -> object:
+        """The value."""
+        return self.value
+
+
 class Bullets(tuple[str, ...]):
     """A list of sentences, whose long lines wrap with a hanging indent."""
 
@@ -55,6 +76,19 @@ class Bullets(tuple[str, ...]):
         return table
 
 
+def word_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    """A table of words, which wrap within their columns."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for index, head in enumerate(heads):
+        between = 0 < index < len(heads) - 1
+        most = _MAX_CELL if between else None
+        # A name is copied whole, so it never breaks.
+        table.add_column(head, overflow="fold", max_width=most, no_wrap=not index)
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
 def json_text(value: object) -> str:
     """A value as JSON: documents and dataclasses as objects, NaN and infinity as null."""
     return json.dumps(_plain(value), indent=1, allow_nan=False)
@@ -64,7 +98,7 @@ def _plain(value: object) -> object:
     if isinstance(value, Document):
         return _plain(value.model_dump(mode="json"))
     if is_dataclass(value):
-        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+        return {part.name: _plain(getattr(value, part.name)) for part in fields(value)}
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from rich.console import RenderableType
 
 from windlass.api.answer import Answers, Bullets
-from windlass.api.flags import ManyNames, ManySizes, OnMachine, Picture, Watch
+from windlass.api.flags import ManyNames, ManySizes, OnMachine, Watch, Written
 from windlass.api.machines import HERE, Progress, find_machine, find_stack, needed_parts
 from windlass.api.model_graph import capture
 from windlass.api.objects import NO_OBJECTS
@@ -42,7 +42,7 @@ class Forecasts(Answers[MachineForecast]):
     """The best plan for each machine or global batch; every number is predicted."""
 
     @property
-    def exit_code(self) -> int:  # type: ignore[override]
+    def exit_code(self) -> int:
         """1 if none has a plan."""
         return int(not any(forecast.plan for forecast in self))
 
@@ -95,7 +95,7 @@ def compare_machines(
     *overrides: str,
     on: ManyNames = (ALL_MACHINES,),
     options: RequestOptions = NO_OPTIONS,
-    picture: Picture = None,
+    picture: Written = None,
     progress: Watch = None,
 ) -> MachineForecasts:
     """Plan one model for many machines: where it fits, how fast it is, and what limits it.
@@ -149,7 +149,7 @@ def batch(
     machine: OnMachine = None,
     sizes: ManySizes = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096),
     options: RequestOptions = NO_OPTIONS,
-    picture: Picture = None,
+    picture: Written = None,
     progress: Watch = None,
 ) -> BatchForecasts:
     """Compare global batch sizes: how each divides into micro-batches, and how fast it is.

@@ -7,7 +7,7 @@ from rich.console import RenderableType
 
 from windlass.api.answer import Answers
 from windlass.api.compare import requested_names
-from windlass.api.flags import ManyNames, Picture, Shares, Watch
+from windlass.api.flags import ManyNames, Shares, Watch, Written
 from windlass.api.machines import HERE, Progress, find_machine, needed_parts
 from windlass.api.model_graph import capture, capture_traces
 from windlass.api.options import (
@@ -77,7 +77,7 @@ def dataflow(
     kind: str | None = None,
     sparsity: Shares = (0.0, 0.5, 0.75, 0.875, 0.95),
     options: RequestOptions = NO_OPTIONS,
-    svg: Picture = None,
+    svg: Written = None,
     progress: Watch = None,
 ) -> Dataflow:
     """Show what a layer moves to and from far memory: op by op, with fused epilogues, in sections.

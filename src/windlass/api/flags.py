@@ -38,6 +38,15 @@ _MANY = Parameter(consume_multiple=True)
 OnMachine = Annotated[str | None, Parameter(name="--on")]
 """A machine by its name in the catalogue."""
 
+Word = Parameter(converter=lambda _, tokens: tokens[0].value, accepts_keys=False)
+"""Of an argument that has other types from Python, and is a word of a command line."""
+
+AnyPath = Path | str
+"""A file or a folder."""
+
+RunsFolder = Annotated[Path | str, Parameter(name="--runs")]
+"""The folder that holds the run folders."""
+
 Names = Annotated[tuple[str, ...], _LIST]
 """An option that takes several words: `--columns a,b`, or `--columns a --columns b`."""
 Shares = Annotated[tuple[float, ...], _LIST]
@@ -47,8 +56,11 @@ ManyNames = Annotated[tuple[str, ...], _LIST, _MANY]
 ManySizes = Annotated[tuple[int, ...], _LIST, _MANY]
 """An option that takes several whole numbers, also with spaces between them."""
 
+Live = Annotated[Callable[..., Any] | None, Parameter(parse=False)]
+"""A model, or what makes one, which only a Python caller can give."""
+
 Watch = Annotated[Callable[[str, int, int | None], None] | None, Parameter(parse=False)]
 """A `Progress` or None: what shows how far the work is, which no word of a command line gives."""
 
-Picture = Annotated[Path | None, "written"]
+Written = Annotated[Path | None, "written"]
 """A file that the command writes, and names when it is done."""

@@ -1,15 +1,14 @@
 """Options that several commands share, and how a command line becomes one request."""
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-from cyclopts import Parameter, Token
+from cyclopts import Parameter
 
 from windlass.api.fine_tuning.peft_adapters import base_of_adapters
-from windlass.api.flags import Flag
+from windlass.api.flags import Flag, Word
 from windlass.api.machines import Progress
 from windlass.api.plan import Planned, make_request, plan, request_origins
 from windlass.api.training.parent import ParentRun, find_parent, request_of_child
@@ -18,12 +17,7 @@ from windlass.errors import RequestError
 from windlass.models import is_peft_folder
 from windlass.schema import REQUEST_FILE, Request
 
-
-def _word(_: Any, tokens: Sequence[Token]) -> str:  # noqa: ANN401  as cyclopts has it
-    return tokens[0].value
-
-
-Model = Annotated[str | Request | None, Parameter(converter=_word, accepts_keys=False)]
+Model = Annotated[str | Request | None, Word]
 """What is planned: a model's name, or from Python a whole request."""
 
 

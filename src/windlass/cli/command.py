@@ -5,7 +5,8 @@ import sys
 from collections.abc import Callable
 from functools import wraps
 from importlib import import_module
-from typing import Annotated, Any, get_type_hints
+from types import NoneType, UnionType
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from cyclopts import Parameter
 
@@ -27,18 +28,23 @@ def as_command(function: Callable[..., Any]) -> Callable[..., None]:
     """A function that shows its progress, prints its answer, and exits with the answer's code.
 
     Args:
-        function: takes what a command line gives, and returns an `Answer`; an argument `progress`
-            is given bars, and each argument of type `Picture` is a file that it writes.
+        function: takes what a command line gives, and returns an `Answer`, or another value as
+            `Annotated[Value, ShownValue]`; an argument `progress` is given bars, and each argument
+            of type `Written` is a file that it writes.
     """
     signature, hints = inspect.signature(function), get_type_hints(function, include_extras=True)
-    written = [name for name, hint in hints.items() if hint == api.Picture]
+    written = [name for name, hint in hints.items() if hint == api.Written]
+
+    (show,) = getattr(hints["return"], "__metadata__", (None,))
 
     @wraps(function)
     def command(*words: Any, as_json: bool = False, **options: Any) -> None:  # noqa: ANN401
         with ProgressBars() as progress:
             if "progress" in hints:
                 options["progress"] = progress
-            answer: api.Answer = function(*words, **options)
+            found = function(*words, **options)
+        given = signature.bind(*words, **options).arguments
+        answer: api.Answer = found if show is None else show(found, given)
         print_notes(answer.notes)
         print_answer(answer, as_json=as_json)
         print_written(*(options.get(name) for name in written))
@@ -48,5 +54,17 @@ def as_command(function: Callable[..., Any]) -> Callable[..., None]:
     parameters = [each for each in signature.parameters.values() if each.name != "progress"]
     json = inspect.Parameter("as_json", inspect.Parameter.KEYWORD_ONLY, default=False)
     command.__signature__ = signature.replace(parameters=[*parameters, json])  # type: ignore[attr-defined]
-    command.__annotations__ = {**hints, "as_json": AsJson}
+    words = {name: _type_of_words(hint) for name, hint in hints.items() if name != "return"}
+    command.__annotations__ = {**words, "as_json": AsJson}
     return command
+
+
+def _type_of_words(hint: Any) -> Any:  # noqa: ANN401  a type
+    """The type of an argument on a command line: the first of those that Python may give."""
+    if get_origin(hint) is Annotated:
+        base, *rest = get_args(hint)
+        return Annotated[_type_of_words(base), *rest]
+    if get_origin(hint) not in (Union, UnionType):
+        return hint
+    first = _type_of_words(get_args(hint)[0])
+    return first | None if NoneType in get_args(hint) else first

@@ -9,7 +9,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich import box
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import (
     BarColumn,
@@ -34,8 +33,6 @@ _WIDTH = 100
 """Most columns of any output, so that all commands look alike."""
 _MIN_LINE_SECONDS, _MAX_LINE_SECONDS = 10.0, 600.0
 _VERDICT_COLORS = {"expected": "green", "slow": "yellow", "broken": "red", "unknown": "dim"}
-_MAX_CELL = 22
-"""Most columns of a cell of words between the first and the last."""
 _COMMANDS = tuple(
     code
     for first, last in ((0, 8), (11, 31), (0x7F, 0x9F), (0x202A, 0x202E), (0x2066, 0x2069))
@@ -243,15 +240,9 @@ def print_bullets(lines: Iterable[str]) -> None:
 
 def print_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Prints a table of words, which wrap within their columns."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for index, head in enumerate(heads):
-        between = 0 < index < len(heads) - 1
-        most = _MAX_CELL if between else None
-        # A name is copied whole, so it never breaks.
-        table.add_column(head, overflow="fold", max_width=most, no_wrap=not index)
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)
+    from windlass.api import word_table
+
+    console.print(word_table(heads, rows))
 
 
 def print_scores(scores: "Iterable[TaskScore]") -> None:

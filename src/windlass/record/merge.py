@@ -7,7 +7,7 @@ from a run that went on at two sites, and both are kept.
 """
 
 import hashlib
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -34,6 +34,7 @@ from windlass.tracking import (
     parse_journal,
     unite_journals,
 )
+from windlass.units import format_bytes
 
 Progress = Callable[[str, int, int | None], None]
 """Takes what is done, how much of it, and of how much."""
@@ -51,6 +52,13 @@ class MergeReport:
     copied_bytes: int = 0
     warnings: list[str] = field(default_factory=list)
     """A sentence each: runs that went on at two sites, damaged copies, names left out."""
+
+    def lines(self, target: str) -> Iterator[str]:
+        """What was copied to a place, and the warnings."""
+        new = f"{self.new_runs} of them new" if self.new_runs else "none of them new"
+        copied = f"{self.copied_files} files, {format_bytes(self.copied_bytes)}"
+        yield f"{self.runs} runs, {new} in `{target}`; copied {copied}"
+        yield from (f"warning: {warning}" for warning in self.warnings)
 
 
 def merge_folders(

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from rich.console import RenderableType
 
 from windlass.api.answer import Answers
-from windlass.api.flags import Flag, ManyNames, Picture, Watch
+from windlass.api.flags import Flag, ManyNames, Watch, Written
 from windlass.api.machines import Progress
 from windlass.api.model_graph import capture
 from windlass.api.objects import NO_OBJECTS
@@ -29,6 +29,8 @@ moments, 2 + 2 + 4 + 8. At best they are sharded over all devices, but must lie 
 class SmallestMachines(Answers[SmallestMachine]):
     """The smallest machine of each family for each model."""
 
+    notes: tuple[str, ...] = ()
+
     def lines(self) -> Iterator[RenderableType]:
         """One row for each model and family."""
         yield smallest_machine_table(self)
@@ -40,7 +42,7 @@ def smallest_machines(
     stack: str | None = None,
     in_memory: Flag = False,
     in_phases: Flag = False,
-    picture: Picture = None,
+    picture: Written = None,
     progress: Watch = None,
 ) -> SmallestMachines:
     """Find the smallest machine of each family that can train each model.

@@ -3,10 +3,13 @@
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Annotated
 
+from windlass.api.answer import Shown
+from windlass.api.flags import AnyPath, Flag, Watch
 from windlass.api.machines import Progress
 from windlass.api.training.loop.hooks import never_stop
-from windlass.errors import RecordError
+from windlass.errors import RecordError, RequestError
 from windlass.record import RUNS, MergeReport, merge_folders, sync_runs as sync_store
 
 _SHORTEST_PAUSE, _PAUSE_FACTOR = 5.0, 10.0
@@ -14,24 +17,37 @@ _SHORTEST_PAUSE, _PAUSE_FACTOR = 5.0, 10.0
 _NAP_SECONDS = 0.2
 
 
+class ShownMerge(Shown[MergeReport]):
+    """What a merge did."""
+
+    def lines(self) -> Iterator[str]:
+        """What was copied, and the warnings."""
+        return self.value.lines(str(self.given.get("into", RUNS)))
+
+
 def merge_runs(
-    *sources: Path | str,
-    into: Path | str = RUNS,
-    checkpoints: bool = False,
-    progress: Progress | None = None,
-) -> MergeReport:
-    """Copies the runs of several folders into one; done again it copies only what is new.
+    *sources: AnyPath,
+    into: AnyPath = RUNS,
+    checkpoints: Flag = False,
+    progress: Watch = None,
+) -> Annotated[MergeReport, ShownMerge]:
+    """Copy the runs of several folders into one; done again it copies only what is new.
+
+    For example: `windlass merge site-a/runs site-b/runs --into runs`.
 
     Args:
-        sources: folders that hold run folders.
-        into: the folder that then holds all of them.
-        checkpoints: copy checkpoints too.
-        progress: called with how far it is.
+        sources: Folders that hold run folders.
+        into: The folder that then holds all of them.
+        checkpoints: Copy checkpoints too.
+        progress: Called with how far it is.
 
     Raises:
+        RequestError: no folder is named.
         RecordError: a source is no folder of runs, or was written by a newer Windlass.
         StorageError: the disk is full.
     """
+    if not sources:
+        raise RequestError("name at least one folder of runs to merge")
     folders = [Path(source) for source in sources]
     return merge_folders(folders, Path(into), checkpoints=checkpoints, progress=progress)
 

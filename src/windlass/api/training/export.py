@@ -1,11 +1,15 @@
 """`export` writes the weights of a run as a file or a folder, and its masks as another file."""
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
+from rich.console import RenderableType
+
+from windlass.api.answer import Answer
 from windlass.api.fine_tuning.small_files import exported_config, special_tokens
+from windlass.api.flags import AnyPath, Flag, Live, RunsFolder, Word
 from windlass.api.runs import RUNS, load
 from windlass.api.training.legs import request_at_step
 from windlass.api.training.resume import objects_of_record
@@ -30,14 +34,12 @@ from windlass.schema import (
 from windlass.tracking import require_no_links
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from windlass.models import ExportLayout, LayerStack
     from windlass.runtime import Checkpoint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExportedFiles:
+class ExportedFiles(Answer):
     """What `export` wrote."""
 
     step: int
@@ -47,30 +49,37 @@ class ExportedFiles:
     sparse_layers: int
     """Layers of which `masks` holds a mask."""
 
+    def lines(self) -> Iterator[RenderableType]:
+        """A line for each file."""
+        if self.weights is not None:
+            yield f"weights  {self.weights}, after step {self.step}"
+        if self.masks is not None:
+            yield f"masks    {self.masks}, of {self.sparse_layers} layers"
+
 
 def export(
     run: str | Path = "last",
     *,
-    to: Path | str | None = None,
-    masks: Path | str | None = None,
-    ema: bool = False,
-    root: Path | str = RUNS,
-    model: "nn.Module | Callable[..., nn.Module] | None" = None,
+    to: Annotated[str | Path | None, Word] = None,
+    masks: AnyPath | None = None,
+    ema: Flag = False,
+    root: RunsFolder = RUNS,
+    model: Live = None,
 ) -> ExportedFiles:
-    """Writes the weights of a run's newest good checkpoint as a file or a folder.
+    """Write the weights of a run, in full: absent ones are zeros, adapters are merged.
 
-    Absent weights are zeros there: names and shapes are those of the dense model.
+    For example: `windlass export last --to hf:my-model`, or `windlass export last --to
+    weights.safetensors --masks masks.safetensors`.
 
     Args:
-        run: folder, name, the first characters of its id, or `last`.
-        to: `hf` or `hf:DIR` for a folder that `transformers` loads, `gguf` or `gguf:FILE` for a
-            file that llama.cpp loads, `peft` or `peft:DIR` for a folder with the adapters alone
-            (new ones in the run folder unless named), or a safetensors file with our names; the
-            others have adapters merged. None writes none.
-        masks: file of the masks, which `sparsity.mask` takes; None writes none.
-        ema: write the averages of the weights that the run keeps (`train.ema`).
-        root: the folder that holds the run folders.
-        model: the model of a run that was given it as an object.
+        run: Folder, name, the first characters of its id, or `last`.
+        to: `hf:DIR` for a Hugging Face folder, `gguf:FILE` for llama.cpp, `peft:DIR` for the
+            adapters alone (`hf`, `gguf` and `peft` make them in the run folder), or one
+            safetensors file.
+        masks: The file of the masks of a sparse model, which `sparsity.mask=FILE` starts from.
+        ema: Write the averages of the weights that a run with `train.ema` keeps.
+        root: The folder that holds the run folders.
+        model: The model of a run that was given it as an object.
 
     Raises:
         RequestError: no file is named, or the model was an object that is not given here.

@@ -1,10 +1,16 @@
 """`import_model` makes a run of a Hugging Face folder: trained elsewhere, with no step of ours."""
 
+import shlex
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Annotated
 
+from rich.console import RenderableType
+
+from windlass.api.answer import Shown
 from windlass.api.fine_tuning.peft_adapters import base_of_adapters
-from windlass.api.machines import Progress
+from windlass.api.flags import AnyPath, RunsFolder, Watch
 from windlass.api.objects import own_tokenizer
 from windlass.api.plan import plan
 from windlass.api.runs import RUNS
@@ -19,19 +25,34 @@ from windlass.tracking import collect_environment, create_run_folder, snapshot_c
 from windlass.units import format_bytes
 
 
-def import_model(
-    folder: Path | str, *, root: Path | str = RUNS, progress: Progress | None = None
-) -> Path:
-    """A run with the weights of a folder, to be sampled, evaluated and exported.
+class ShownRun(Shown[Path]):
+    """The folder of a run that was made of an imported model."""
 
+    def lines(self) -> Iterator[RenderableType]:
+        """The run, and how its weights are trained on."""
+        yield f"run     {self.value}"
+        name = f"hf:{self.given['folder']}"
+        yield f"train   windlass train {shlex.quote(name)}"
+
+    def json_tree(self) -> object:
+        """The run's folder."""
+        return {"run": self.value}
+
+
+def import_model(
+    folder: AnyPath, *, root: RunsFolder = RUNS, progress: Watch = None
+) -> Annotated[Path, ShownRun]:
+    """Make a run of a Hugging Face folder, to be sampled, evaluated and exported.
+
+    For example: `windlass import smollm2`. To train its weights, name `hf:smollm2` as the model.
     Weights are copied one at a time and keep their types, and so does the tokenizer. The folder's
     `config.json` and its other small files are read where they are.
 
     Args:
-        folder: a folder with a `config.json` and safetensors, or one of PEFT, whose adapters then
+        folder: A folder with a `config.json` and safetensors, or one of PEFT, whose adapters then
             stand beside the base that it names.
-        root: the folder that holds the run folders.
-        progress: called with how far planning is.
+        root: The folder that holds the run folders.
+        progress: Called with how far planning is.
 
     Returns:
         The run folder.

@@ -1,4 +1,4 @@
-"""`windlass merge` and `windlass sync`: one record of the runs of many sites."""
+"""`windlass sync`: one record of the runs of many sites."""
 
 import os
 from pathlib import Path
@@ -10,30 +10,9 @@ from windlass.cli.console import ProgressBars, print_json, print_line, print_not
 from windlass.errors import RequestError
 from windlass.record import MergeReport, without_secrets
 from windlass.stop_signals import graceful_stop
-from windlass.units import format_bytes
 
 _TOKEN_VARIABLE = "WINDLASS_TOKEN"  # noqa: S105  the name of a variable
 _TOKEN_BYTES = 4096
-
-
-def merge(
-    *sources: Path, into: Path = api.RUNS, checkpoints: Flag = False, as_json: AsJson = False
-) -> None:
-    """Copy the runs of several folders into one; done again it copies only what is new.
-
-    For example: `windlass merge site-a/runs site-b/runs --into runs`.
-
-    Args:
-        sources: Folders that hold run folders.
-        into: The folder that then holds all of them.
-        checkpoints: Copy checkpoints too.
-        as_json: Print what was done as JSON.
-    """
-    if not sources:
-        raise RequestError("name at least one folder of runs to merge")
-    with ProgressBars() as progress:
-        report = api.merge_runs(*sources, into=into, checkpoints=checkpoints, progress=progress)
-    _print_report(report, str(into), as_json=as_json)
 
 
 def sync(
@@ -88,8 +67,5 @@ def _print_report(report: MergeReport, target: str, *, as_json: bool) -> None:
     if as_json:
         print_json(report)
         return
-    new = f"{report.new_runs} of them new" if report.new_runs else "none of them new"
-    copied = f"{report.copied_files} files, {format_bytes(report.copied_bytes)}"
-    print_line(f"{report.runs} runs, {new} in `{target}`; copied {copied}")
-    for warning in report.warnings:
-        print_line(f"warning: {warning}")
+    for line in report.lines(target):
+        print_line(line)
