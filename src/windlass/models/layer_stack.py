@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 
 from windlass.errors import ModelError
 from windlass.models.huggingface.weight_places import WeightPlace
@@ -31,9 +31,7 @@ from windlass.models.tensor_parallel.sharding_rules import (
     parse_sharding_rule,
     resolve_sharding,
 )
-from windlass.models.tracing.block_list import find_blocks
-from windlass.models.tracing.cut_by_running import EndLayer, cut_by_running
-from windlass.models.tracing.cut_module import cut_module
+from windlass.models.tracing.cut_module import EndLayer, cut_module
 from windlass.models.tracing.module_run import ModelCall
 from windlass.schema import ExampleShape
 
@@ -133,7 +131,7 @@ def layer_stack_from_module(
     """Reads a module as a stack of layers.
 
     Nested sequences are flattened, and no weight is copied. Any other module is taken apart by
-    tracing; its layers share its weights and, if those are real, are proved equal to it.
+    running it; its layers share its weights and, if those are real, are proved equal to it.
 
     Args:
         module: an `nn.Sequential`, an `nn.ModuleList` or a module with a list of blocks, on any
@@ -144,7 +142,7 @@ def layer_stack_from_module(
         input_shape: shape of one input of a model that takes no tokens; None takes tokens.
         predicts: what it predicts of such an input: `class`, `numbers`, or None for a class.
         sharding_rules: rules by pattern of full names, in the syntax of `parse_sharding_rule`.
-        call: how a module is called whose code cannot be traced; None traces it.
+        call: how a module that is no sequence is called; None finds that in its forward pass.
 
     Raises:
         ModelError: the module cannot be read as a sequence of layers, or a rule cannot be parsed
@@ -153,10 +151,8 @@ def layer_stack_from_module(
     is_chain = isinstance(module, (nn.Sequential, nn.ModuleList))
     if is_chain:
         named = list(named_layers(module))
-    elif call is None:
-        named = list(cut_module(module, name))
     else:
-        named = list(cut_by_running(module, name, find_blocks(module, name), call))
+        named = list(cut_module(module, name, call=call, examples=input_shape))
     if len(named) < 2:
         raise ModelError(
             f"model `{name}` has {len(named)} layers, needs at least 2; {LAYER_STACK_HINT}"
@@ -187,9 +183,7 @@ def layer_stack_from_module(
         examples=examples,
         sharding_rules=_parse_rules(name, named, kinds, sharding_rules or {}),
         graph_layers=frozenset(
-            layer_name
-            for layer_name, layer in named
-            if isinstance(layer, (fx.GraphModule, EndLayer))
+            layer_name for layer_name, layer in named if isinstance(layer, EndLayer)
         )
         if not is_chain
         else frozenset(),

@@ -1,4 +1,4 @@
-"""Modules that are taken apart into layers by tracing."""
+"""Modules that are taken apart into layers by running them."""
 
 from collections.abc import Callable
 
@@ -79,6 +79,24 @@ class EncoderModel(nn.Module):
         return self.head(self.encoder(self.embed(tokens) + self.positions[:, :t], mask=mask))
 
 
+class TiedByUse(nn.Module):
+    """A head that reads the weight of the embedding, and a table of masks beside the blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.drop = nn.Embedding(VOCABULARY, WIDTH), nn.Dropout(0.5)
+        self.register_buffer("table", torch.rand(LONGEST, 1))
+        self.scale = nn.Parameter(torch.ones(1))
+        self.blocks = nn.ModuleList([Block(), Block()])
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        table = self.table[: tokens.shape[1]]
+        x = self.drop(self.embed(tokens))
+        for block in self.blocks:
+            x = block(x, scale=table)
+        return functional.linear(x * self.scale, self.embed.weight)
+
+
 def tokens(batch: int = 3, sequence: int = 7) -> Tensor:
     return torch.randint(0, VOCABULARY, (batch, sequence))
 
@@ -93,7 +111,7 @@ def test_a_nanogpt_class_becomes_a_stack_of_equal_blocks_with_tied_ends():
     assert stack.tied_weights == {"head.lm_head.weight": "embeddings.transformer.wte.weight"}
 
 
-@pytest.mark.parametrize("make", [NanoGPT, EncoderModel])
+@pytest.mark.parametrize("make", [NanoGPT, EncoderModel, TiedByUse])
 def test_the_layers_of_a_module_give_its_logits_and_share_its_weights(
     make: Callable[[], nn.Module],
 ):
@@ -121,6 +139,26 @@ def test_a_mask_made_once_for_all_blocks_is_made_again_in_each():
     torch.testing.assert_close(layer(x)[:, :5], layer(later)[:, :5])
 
 
+def test_a_weight_that_a_head_reads_is_tied_and_a_table_beside_the_blocks_is_kept():
+    module = TiedByUse()
+    stack = layer_stack_from_module(module, "mine")
+
+    assert stack.kinds == ("embeddings", "block", "block", "head")
+    assert stack.tied_weights == {"head.embed.weight": "embeddings.embed.weight"}
+    state = {
+        stack.name_in_module(f"{name}.{path}")
+        for name, layer in zip(stack.names, stack.layers, strict=True)
+        for path in layer.state_dict()
+    }
+    assert state == module.state_dict().keys()
+
+
+def test_blocks_that_take_the_hidden_state_alone_are_layers_as_they_are():
+    module = NanoGPT()
+
+    assert layer_stack_from_module(module, "mine").layers[1:-1] == tuple(module.transformer.h)
+
+
 def test_a_module_on_the_meta_device_is_taken_apart_as_well():
     with torch.device("meta"):
         modules = NanoGPT(), EncoderModel()
@@ -132,7 +170,7 @@ def test_a_module_on_the_meta_device_is_taken_apart_as_well():
 def test_a_length_that_the_module_asserts_is_asserted_by_its_first_layer():
     stack = layer_stack_from_module(NanoGPT(), "mine")
 
-    with pytest.raises(ModelError, match="branches on sizes"):
+    with pytest.raises(AssertionError, match="cannot forward a sequence of 33"):
         stack.layers[0](tokens(1, LONGEST + 1))
 
 
@@ -223,8 +261,14 @@ class KeepsCount(NanoGPT):
     [
         (SeveralLists, "several lists of blocks, `encoder` and `decoder`, and a stack is one"),
         (BranchesOnNumbers, r"test_cut_module.py:\d+, `if idx.sum\(\) > 3:`, depends on the numb"),
-        (FeedsNumbers, "block `transformer.h.0` takes `unsqueeze` of earlier code beside"),
-        (SkipsToTheEnd, "the part after the blocks takes `add` of earlier code beside"),
+        (
+            FeedsNumbers,
+            "block `transformer.h.0` takes `1` beside the hidden state, made of the input",
+        ),
+        (
+            SkipsToTheEnd,
+            "its output is made of the input beside the hidden state after the last block",
+        ),
         (RunsTwice, r"`transformer.h.0`, .*, and each must run once"),
         (OwnLoss, "computes a loss of its own"),
         (ReadsTargets, "its logits depend on targets"),

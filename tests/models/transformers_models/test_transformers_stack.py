@@ -137,13 +137,11 @@ def test_a_hidden_state_that_is_not_passed_on_is_refused():
                 x = layer(x + first)
             return self.head(x)
 
-    from windlass.models.tracing.block_list import find_blocks
-    from windlass.models.tracing.cut_by_running import cut_by_running
+    from windlass.models.tracing.cut_module import cut_module
     from windlass.models.tracing.module_run import ModelCall
 
-    model = Skips()
     with pytest.raises(ModelError, match=r"block `layers\.1` takes a hidden state made of"):
-        cut_by_running(model, "skips", find_blocks(model, "skips"), ModelCall())
+        cut_module(Skips(), "skips", call=ModelCall())
 
 
 def test_whether_a_folder_writes_text_follows_from_its_class(tmp_path: Path):

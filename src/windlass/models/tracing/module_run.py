@@ -6,14 +6,18 @@ positions and sizes alone.
 
 import copy
 import traceback
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+)
 from torch.func import functional_call
 from torch.utils._pytree import tree_leaves
 
@@ -31,6 +35,8 @@ from windlass.models.tracing.skeleton import (
     Slot,
 )
 
+_TARGETS = "the targets"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCall:
@@ -44,6 +50,22 @@ class ModelCall:
     """Shape of one input that is no token."""
     per_layer: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
     """Settings of the model that say something of each block."""
+    targets: str | None = None
+    """The argument that takes targets; None passes none."""
+    by_token: bool = False
+    """Whether one output must be `[b s v]`, the logits of each token."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class End:
+    """What of a module stands before its blocks, or after them."""
+
+    modules: tuple[str, ...]
+    """Paths of modules with weights."""
+    tensors: tuple[str, ...] = ()
+    """Paths of weights and buffers of no such module."""
+    chain: bool = False
+    """Whether each module takes what the one before it gives, and nothing else runs."""
 
 
 @dataclass(slots=True)
@@ -55,6 +77,10 @@ class _Called:
     kwargs: dict[str, Any]
     output: Any = None
     log: tuple[object, ...] = ()
+    operations: int = 0
+    """Operations in the log when it returned."""
+    version: int = 0
+    """How often its output was written to when it returned."""
 
     @property
     def arguments(self) -> list[tuple[int | str, Any]]:
@@ -76,38 +102,30 @@ class ModuleRun:
         self._calls: list[_Called] = []
         self._outer_calls: dict[str, _Called] = {}
         self._places: list[int | str] = []
+        self._tensors: dict[str, Tensor] = {}
+        """Weights of no block or end, and buffers of none whose numbers are not known."""
         self._state = self._fake_state()
-        self._tokens = self._fake_input()
+        self._tokens, self._targets = self._fake_inputs()
         self._output = self._run()
         self.logits = self._find_logits()
         self._require_once()
-        self._require_owned()
-        self.before, self.after = self._sides()
-        self._check_blocks()
+        self._stops = call.targets is not None
+        self.before, self.after = self._find_ends()
 
-    @property
-    def single_before(self) -> tuple[str, nn.Module] | None:
-        """The only module before the blocks, if it maps the input to the hidden state alone."""
-        hidden = self._hidden(self._block_calls()[0], self._places[0])
-        return self._single(self.before, self._tokens, hidden)
+    def is_alone(self, path: str) -> bool:
+        """Whether a block takes the hidden state alone, and no code runs between it and the next.
 
-    @property
-    def single_after(self) -> tuple[str, nn.Module] | None:
-        """The only module after the blocks, if it maps the hidden state to the logits alone."""
-        output = self._block_calls()[-1].output
-        hidden = output if isinstance(output, Tensor) else output[0]
-        return self._single(self.after, hidden, tree_leaves(self._output)[self.logits])
-
-    def _single(
-        self, paths: tuple[str, ...], takes: Tensor, gives: Tensor
-    ) -> tuple[str, nn.Module] | None:
-        if len(paths) != 1:
-            return None
-        called = next(each for each in self._calls if each.path == paths[0])
-        is_alone = len(called.args) == 1 and called.args[0] is takes and not called.kwargs
-        if not is_alone or called.output is not gives:
-            return None
-        return paths[0], self._module.get_submodule(paths[0])
+        Such a block is a layer as it is.
+        """
+        calls = self._block_calls()
+        index = [each.path for each in calls].index(path)
+        called = calls[index]
+        if len(called.args) != 1 or called.kwargs or not isinstance(called.output, Tensor):
+            return False
+        if index + 1 == len(calls):
+            return True
+        is_next = self._hidden(calls[index + 1], self._places[index + 1]) is called.output
+        return is_next and len(called.log) == called.operations
 
     def log(self, path: str) -> tuple[object, ...]:
         """The operations of a block and of the code after it."""
@@ -126,14 +144,22 @@ class ModuleRun:
             stand_ins[path] = Slot(meta_copy(self._module.get_submodule(path)), shapes)
         for path, stand_in in stand_ins.items():
             memo[id(self._module.get_submodule(path))] = stand_in
+        memo |= {id(tensor): None for tensor in self._tensors.values()}
         model = copy.deepcopy(self._module, memo)
+        for path in self._tensors:
+            owner, _, leaf = path.rpartition(".")
+            # What is given to a run in its place is no parameter.
+            delattr(model.get_submodule(owner), leaf)
         return Skeleton(
             model,
             self._inner_caller(),
-            Caller("", self._call.input_name, (), dict(self._call.kwargs)),
+            self._outer_caller(),
             logits=self.logits,
             blocks=tuple(self._blocks),
             ends=self._ends,
+            tensors={path: tensor.detach().to("meta") for path, tensor in self._tensors.items()},
+            stops=self._stops,
+            answers=self._labels.answers,
             examples=self._call.examples,
         )
 
@@ -141,9 +167,22 @@ class ModuleRun:
         return ModelError(f"model `{self._name}` cannot be taken apart: {text}")
 
     def _fake_state(self) -> dict[str, Tensor]:
-        """Fake parameters, and fake buffers of the blocks and ends; other buffers have numbers."""
+        """Fake parameters, and fake buffers of the blocks and ends; other buffers have numbers.
+
+        Those on the meta device are fake, too.
+        """
         inside = tuple(f"{path}." for path in (*self._blocks, *self._ends))
-        outside = {name for name, _ in self._module.named_buffers() if not name.startswith(inside)}
+        outside = {
+            name
+            for name, buffer in self._module.named_buffers(remove_duplicate=False)
+            if not name.startswith(inside) and not buffer.is_meta
+        }
+        parameters = self._module.named_parameters(remove_duplicate=False)
+        self._tensors = {
+            name: tensor
+            for name, tensor in (*parameters, *self._module.named_buffers(remove_duplicate=False))
+            if not name.startswith(inside) and name not in outside
+        }
         with self._fakes:
             everything = fake_state(self._module)
         state = {name: fake for name, fake in everything.items() if name not in outside}
@@ -154,16 +193,18 @@ class ModuleRun:
             self._labels.put(fake, f"`{min(self._names[id(fake)])}`")
         return state
 
-    def _fake_input(self) -> Tensor:
+    def _fake_inputs(self) -> tuple[Tensor, Tensor]:
         with self._fakes:
-            shape = self._call.examples
+            shape, sizes = self._call.examples, (PROBE_BATCH, PROBE_SEQUENCE)
+            targets = torch.zeros(sizes, dtype=torch.int64, device="cpu")
             tokens = (
-                torch.zeros((PROBE_BATCH, PROBE_SEQUENCE), dtype=torch.int64, device="cpu")
+                torch.zeros(sizes, dtype=torch.int64, device="cpu")
                 if shape is None
                 else torch.zeros((PROBE_BATCH, *shape), device="cpu")
             )
         self._labels.put(tokens, INPUT)
-        return tokens
+        self._labels.put(targets, _TARGETS)
+        return tokens, targets
 
     def _run(self) -> Any:  # noqa: ANN401  as the module gives
         handles = []
@@ -173,14 +214,20 @@ class ModuleRun:
                 module.register_forward_pre_hook(self._enter(path), with_kwargs=True),
                 module.register_forward_hook(self._leave(path), with_kwargs=True),
             ]
-        name = self._call.input_name
+        name, targets = self._call.input_name, self._call.targets
         args = (self._tokens,) if isinstance(name, int) else ()
         kwargs = dict(self._call.kwargs) | ({} if isinstance(name, int) else {name: self._tokens})
+        kwargs |= {} if targets is None else {targets: self._targets}
         try:
             with self._labels, torch.no_grad():
                 return functional_call(self._module, self._state, args, kwargs)
         except ModelError:
             raise
+        except (DataDependentOutputException, DynamicOutputShapeException) as error:
+            raise self._error(
+                f"{_place(error)} depends on the numbers in tokens or weights, and what is "
+                "computed may depend on shapes alone; use tensor operations such as `torch.where`"
+            ) from error
         except Exception as error:
             raise self._error(
                 f"{_place(error)} {' '.join(str(error).split())[:200] or type(error).__name__}"
@@ -211,12 +258,14 @@ class ModuleRun:
             called = next(each for each in reversed(self._calls) if each.path == path)
             if path not in self._blocks:
                 called.output = output
+                called.version = getattr(output, "_version", 0)
                 return None
             # From here on it is this block's hidden state, whatever it was made of.
             hidden = output if isinstance(output, Tensor) else output[0]
             own = hidden.clone()
             self._labels.put(own, _of_block(path))
             called.output = own if isinstance(output, Tensor) else (own, *output[1:])
+            called.operations = len(self._labels.end_log())
             if path == [*self._blocks][-1]:
                 self._end_log()
             return called.output
@@ -284,52 +333,103 @@ class ModuleRun:
                 f"each must run once, from `{next(iter(self._blocks))}` on"
             )
 
-    def _require_owned(self) -> None:
-        for path in ("", *self._ancestors):
-            for name, _ in self._module.get_submodule(path).named_parameters(recurse=False):
-                full = f"{path}.{name}" if path else name
-                raise self._error(f"its weight `{full}` belongs to no module beside its blocks")
-
-    def _sides(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """The modules with weights that run before the blocks, and those that run after them."""
+    def _find_ends(self) -> tuple[End, End]:
+        """What stands before the blocks, and what after them."""
         order = [each.path for each in self._calls]
         first, last = order.index(next(iter(self._blocks))), order.index([*self._blocks][-1])
         between = [path for path in order[first:last] if path not in self._blocks]
         if between:
             raise self._error(f"`{between[0]}` has weights and runs between the blocks")
-        unused = [path for path in self._ends if path not in order]
+        calls, logits = self._block_calls(), tree_leaves(self._output)[self.logits]
+        left = calls[-1].output
+        left = left if isinstance(left, Tensor) else left[0]
+        hidden = self._hidden(calls[0], self._places[0])
+        before, _ = self._end(self._calls[:first], self._tokens, hidden, INPUT)
+        after, is_read = self._end(
+            self._calls[last + 1 :], left, logits, _of_block([*self._blocks][-1])
+        )
+        self._stops |= is_read
+        unused = [path for path in self._ends if path not in (*before.modules, *after.modules)]
         if unused:
             raise self._error(f"`{unused[0]}` has weights and is not used")
-        before, after = dict.fromkeys(order[:first]), dict.fromkeys(order[last + 1 :])
-        if before.keys() & after.keys():
-            both = next(path for path in before if path in after)
-            raise self._error(f"`{both}` has weights and runs before the blocks and after them")
-        return tuple(before), tuple(after)
+        stored = self._module.state_dict(keep_vars=True)
+        rest = tuple(
+            name
+            for name in (*self._tensors, *(stored.keys() - self._state.keys()))
+            if name not in (*before.tensors, *after.tensors)
+        )
+        if rest:
+            before = replace(before, tensors=(*before.tensors, *rest), chain=False)
+        return before, after
 
-    def _check_blocks(self) -> None:
-        """Refuses logits that depend on more than the last hidden state."""
-        leaves = tree_leaves(self._output)
-        made = self._labels.of(leaves[self.logits])
-        last = _of_block([*self._blocks][-1])
-        after = tuple(f"{path}." for path in self.after)
-        own = {
-            f"`{min(names)}`"
-            for names in self._names.values()
-            if any(name.startswith(after) for name in names)
-        }
-        wrong = sorted(made - own - {last})
+    def _end(
+        self, calls: Sequence[_Called], takes: Tensor, gives: Tensor, source: str
+    ) -> tuple[End, bool]:
+        """What makes a tensor of another one, and whether weights are read without a call.
+
+        Args:
+            calls: the calls in between.
+            takes: the one.
+            gives: the other.
+            source: what the one is made of.
+        """
+        made = self._labels.of(gives)
+        if _TARGETS in made:
+            raise self._error("its logits depend on targets")
+        modules = dict.fromkeys(called.path for called in calls)
+        read = made - self._labels_in(modules) - {source}
+        more = [
+            path for path in self._ends if path not in modules and self._labels_in([path]) & read
+        ]
+        tensors = [path for path in self._tensors if self._labels.of(self._state[path]) & read]
+        wrong = read - self._labels_in(more) - self._labels.of([self._state[t] for t in tensors])
         if wrong:
             raise self._error(
-                f"its output is made of {wrong[0]} beside the hidden state after the last block"
+                f"its output is made of {min(wrong)} beside the hidden state after the last block"
+                if source != INPUT
+                else f"the hidden state before the blocks is made of {min(wrong)}"
             )
+        end = End(modules=(*modules, *more), tensors=tuple(tensors))
+        return replace(end, chain=not read and _is_chain(calls, takes, gives)), bool(read)
+
+    def _labels_in(self, paths: Iterable[str]) -> frozenset[str]:
+        """The labels of all weights in some modules."""
+        inside = tuple(f"{path}." for path in paths)
+        return self._labels.of([t for name, t in self._state.items() if name.startswith(inside)])
 
     def _find_logits(self) -> int:
         """Which leaf of the output are the logits: the first that depends on the last block."""
         last = _of_block([*self._blocks][-1])
-        for index, leaf in enumerate(tree_leaves(self._output)):
-            if isinstance(leaf, Tensor) and last in self._labels.of(leaf):
-                return index
-        raise self._error("its output does not depend on its blocks")
+        leaves = tree_leaves(self._output)
+        found = [
+            index
+            for index, leaf in enumerate(leaves)
+            if isinstance(leaf, Tensor) and last in self._labels.of(leaf)
+        ]
+        if self._call.by_token:
+            sizes = (PROBE_BATCH, PROBE_SEQUENCE)
+            logits = [i for i in found if leaves[i].ndim == 3 and leaves[i].shape[:2] == sizes]
+            if len(logits) != 1:
+                shapes = ", ".join(str(list(leaf.shape)) for leaf in leaves if _holds_tensor(leaf))
+                raise self._error(
+                    f"for tokens {list(sizes)} it gives {shapes or 'no tensor'}, and one output "
+                    f"must be logits [{PROBE_BATCH}, {PROBE_SEQUENCE}, vocabulary]"
+                )
+            return logits[0]
+        if not found:
+            raise self._error("its output does not depend on its blocks")
+        return found[0]
+
+    def _outer_caller(self) -> Caller:
+        """How the model itself is called."""
+        call = self._call
+        return Caller(
+            "",
+            call.input_name,
+            (None,) * isinstance(call.input_name, int),
+            dict(call.kwargs),
+            call.targets,
+        )
 
     def _inner_caller(self) -> Caller:
         """How the innermost module is called that takes the input as it is, and no other tensor."""
@@ -344,7 +444,21 @@ class ModuleRun:
                 args = tuple(None if index == key else v for index, v in enumerate(called.args))
                 kwargs = {k: v for k, v in called.kwargs.items() if k != key}
                 return Caller(path, key, args, kwargs)
+        if self._call.targets is not None:
+            return self._outer_caller()
         raise self._error("no part of it that holds the blocks takes the input as it is")
+
+
+def _is_chain(calls: Sequence[_Called], takes: Tensor, gives: Tensor) -> bool:
+    """Whether each call takes what the one before it gives, alone."""
+    for called in calls:
+        is_plain = len(called.args) == 1 and called.args[0] is takes and not called.kwargs
+        if not is_plain or not isinstance(called.output, Tensor):
+            return False
+        if called.output._version != called.version:  # noqa: SLF001  it was written to
+            return False
+        takes = called.output
+    return takes is gives
 
 
 def _of_block(path: str) -> str:

@@ -10,6 +10,7 @@ from torch.utils._pytree import tree_leaves
 
 from windlass.errors import ModelError
 from windlass.models.init_weights import parameters_and_buffers
+from windlass.models.tracing.module_run import ModelCall
 
 _TOKENS = (2, 3)
 """Batch and sequence of the tokens, other than in the trace."""
@@ -27,6 +28,7 @@ def prove_layers(
     name: str,
     layers: Sequence[tuple[str, nn.Module]],
     *,
+    call: ModelCall,
     targets: str | None,
     logits: int,
 ) -> None:
@@ -38,7 +40,8 @@ def prove_layers(
         module: the module, which is run without dropout.
         name: its name in messages.
         layers: its layers with their names, which share its parameters.
-        targets: name of the argument of its forward pass that takes targets; None passes none.
+        call: how it is called.
+        targets: name of the argument of its forward pass that takes targets, if it has one.
         logits: which of the leaves of its output are the logits.
 
     Raises:
@@ -53,14 +56,11 @@ def prove_layers(
             modes.enter_context(module_mode(each, training=False))
         torch.manual_seed(0)
         tokens = torch.zeros(_TOKENS, dtype=torch.int64, device=tensors[0].device)
-        arguments = {} if targets is None else {targets: tokens}
-        entries = tree_leaves(module(tokens, **arguments))[logits].shape[-1]
+        beside = {} if call.targets is None else {call.targets: tokens}
+        entries = tree_leaves(module(tokens, **beside))[logits].shape[-1]
         tokens.random_(entries)
-        if targets is not None:
-            arguments = {targets: torch.randint_like(tokens, entries)}
-        leaves = tree_leaves(module(tokens, **arguments))
-        whole, cut = leaves[logits], _run(layers, tokens)
-        _check_loss(name, [leaf for leaf in leaves if _is_loss(leaf)], whole, arguments)
+        beside = {key: torch.randint_like(tokens, entries) for key in beside}
+        whole, cut = tree_leaves(module(tokens, **beside))[logits], _run(layers, tokens)
         weights = [weight for weight in module.parameters() if weight.requires_grad]
         direction = torch.randn_like(whole)
         for what, ours, theirs in (
@@ -72,9 +72,11 @@ def prove_layers(
             if not difference <= _ROUNDING * torch.finfo(whole.dtype).eps:
                 raise ModelError(
                     f"model `{name}` cannot be taken apart: the {what} of its layers differ from "
-                    f"its own by {difference:.2g} of the largest; its code does more than the "
-                    "tracing sees, such as keeping values from call to call"
+                    f"its own by {difference:.2g} of the largest; its code does more than one "
+                    "run shows, such as keeping values from call to call"
                 )
+        if targets is not None:
+            _check_loss(module, name, tokens, whole, targets)
 
 
 @contextlib.contextmanager
@@ -85,6 +87,8 @@ def module_mode(module: nn.Module, *, training: bool) -> Iterator[None]:
     try:
         yield
     finally:
+        # What a layer keeps beside its modules hears of it, too.
+        module.train(modes[0][1])
         for inner, mode in modes:
             inner.training = mode
 
@@ -99,13 +103,13 @@ def _is_loss(leaf: object) -> bool:
     return isinstance(leaf, Tensor) and leaf.ndim == 0 and leaf.is_floating_point()
 
 
-def _check_loss(
-    name: str, losses: Sequence[Tensor], logits: Tensor, arguments: dict[str, Tensor]
-) -> None:
-    """Refuses a module that was given targets and computes another loss than Windlass would."""
-    for loss in losses if arguments else ():
-        (targets,) = arguments.values()
-        mean = functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+def _check_loss(module: nn.Module, name: str, tokens: Tensor, logits: Tensor, targets: str) -> None:
+    """Refuses a module that computes another loss of targets than Windlass would."""
+    values = torch.randint_like(tokens, logits.shape[-1])
+    with torch.no_grad():
+        losses = filter(_is_loss, tree_leaves(module(tokens, **{targets: values})))
+    for loss in losses:
+        mean = functional.cross_entropy(logits.flatten(0, 1).float(), values.flatten())
         if not abs(loss.item() - mean.item()) <= _LOSS_TOLERANCE * abs(mean.item()):
             raise ModelError(
                 f"model `{name}` computes a loss of its own: {loss.item():.4g} where mean "

@@ -5,15 +5,17 @@ layer by the code that makes it in the module, so that nothing of it is stored o
 """
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch._guards import detect_fake_mode
 from torch.utils._pytree import tree_leaves
 
 from windlass.errors import ModelError
+from windlass.models.tracing.labels import KnownAnswers, Site
 
 PROBE_BATCH, PROBE_SEQUENCE = 11, 13
 """Sizes of the one run in which a module is studied: no model has them as a size of its own."""
@@ -29,9 +31,12 @@ class OutputShape:
     def fill(self, batch: int, sequence: int, like: Tensor) -> Tensor:
         """Zeros that take no memory, in the type of `like` if they are floating-point."""
         known = {PROBE_BATCH: batch, PROBE_SEQUENCE: sequence}
-        dtype = like.dtype if self.is_float else torch.int64
-        zero = torch.zeros((), dtype=dtype, device=like.device)
-        return zero.expand([known.get(size, size) for size in self.sizes])
+        dtype = torch.float32 if self.is_float else torch.int64
+        return _zeros([known.get(size, size) for size in self.sizes], like, dtype)
+
+
+class _EnoughError(Exception):
+    """The hidden state is there that was asked for."""
 
 
 class Frame:
@@ -54,6 +59,8 @@ class Frame:
         """The hidden state that arrived at a block."""
         self.left: Tensor | None = None
         """The hidden state that a block gave."""
+        self.is_last = False
+        """Whether the code behind it is not to run."""
 
 
 class Slot(nn.Module):
@@ -80,7 +87,19 @@ class Slot(nn.Module):
             return super().__getattr__(name)
         except AttributeError:
             call = self.__dict__["frame"].call
-            return getattr(call if call is not None else self.__dict__["module"][0], name)
+            if call is not None:
+                return getattr(call, name)
+            value = getattr(self.__dict__["module"][0], name)
+            like = self.__dict__["frame"].like
+            # Code that reads a weight, such as that of a tied head, gets zeros of its shape.
+            is_weight = isinstance(value, Tensor) and like is not None
+            return _zeros(value.shape, like, value.dtype) if is_weight else value
+
+
+def _zeros(shape: Sequence[int], like: Tensor, dtype: torch.dtype) -> Tensor:
+    """Zeros that take no memory, in the type of `like` if theirs is floating-point."""
+    own = like.dtype if dtype.is_floating_point else dtype
+    return torch.zeros((), dtype=own, device=like.device).expand(*shape)
 
 
 def _filled(value: Any, batch: int, sequence: int, like: Tensor | None) -> Any:  # noqa: ANN401
@@ -114,6 +133,8 @@ class BlockSlot(nn.Module):
         frame = self.frame
         x = args[self.place] if isinstance(self.place, int) else kwargs[self.place]
         frame.arrived = x
+        if frame.is_last and frame.given is None:
+            raise _EnoughError
         if frame.given is not None:
             x = frame.given
         if frame.call is None:
@@ -126,6 +147,8 @@ class BlockSlot(nn.Module):
             kwargs = {**kwargs, self.place: x}
         output = frame.call(*args, **kwargs)
         frame.left = output if isinstance(output, Tensor) else output[0]
+        if frame.is_last:
+            raise _EnoughError
         return output
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401  as the block's own
@@ -147,14 +170,19 @@ class Caller:
     args: tuple[object, ...]
     kwargs: Mapping[str, object]
     """All other arguments, which are no tensors."""
+    targets: str | None = None
+    """The argument that takes targets, whose numbers do not count; None passes none."""
 
     def run(self, model: nn.Module, tokens: Tensor) -> Any:  # noqa: ANN401  as the module gives
         """What the module gives."""
         module = model.get_submodule(self.path)
+        kwargs = dict(self.kwargs)
+        if self.targets is not None:
+            kwargs[self.targets] = torch.zeros_like(tokens)
         if isinstance(self.tokens, int):
             before, after = self.args[: self.tokens], self.args[self.tokens + 1 :]
-            return module(*before, tokens, *after, **self.kwargs)
-        return module(*self.args, **{**self.kwargs, self.tokens: tokens})
+            return module(*before, tokens, *after, **kwargs)
+        return module(*self.args, **{**kwargs, self.tokens: tokens})
 
 
 class Skeleton:
@@ -165,6 +193,11 @@ class Skeleton:
         inner: how the innermost module is called in which the blocks are called.
         outer: how the model itself is called.
         logits: which of the leaves of the model's output are the logits.
+        blocks: paths of the blocks.
+        ends: paths of the other modules with weights.
+        tensors: shapes and types of the weights that no such module has, by their path.
+        stops: whether code behind the blocks reads weights, and runs in the last layer alone.
+        answers: numbers that the code read from its own tensors, which fake ones do not have.
         examples: shape of an input that is no token.
     """
 
@@ -177,16 +210,27 @@ class Skeleton:
         logits: int,
         blocks: tuple[str, ...],
         ends: tuple[str, ...],
+        tensors: Mapping[str, Tensor],
+        stops: bool,
+        answers: Mapping[Site, object],
         examples: tuple[int, ...] | None,
     ) -> None:
         self._models = {torch.device("cpu"): model}
         self._slots: dict[torch.device, tuple[dict[str, Frame], tuple[Frame, ...]]] = {}
         self._inner, self._outer, self._logits = inner, outer, logits
         self._blocks, self._ends, self._examples = blocks, ends, examples
+        self._tensors, self._stops = tensors, stops
+        self._answers = answers
 
     def __deepcopy__(self, memo: dict[int, object]) -> "Skeleton":
         """Itself: it has no weights, and copies of a layer run the same code."""
         return self
+
+    def train(self, mode: bool) -> None:
+        """Puts the code around the blocks into training or evaluation mode."""
+        for model in self._models.values():
+            if model.training != mode:
+                model.train(mode)
 
     def hidden_after(
         self, block: Callable[..., Any], index: int, x: Tensor, token_ranks: int = 1
@@ -199,59 +243,89 @@ class Skeleton:
             x: the hidden state before it.
             token_ranks: ranks of which each has an equal part of the sequence.
         """
-        model, slots, blocks = self._on(x)
-        tokens = self._dummy(x, token_ranks)
-        self._size(slots, x, (x.shape[0], x.shape[1] * token_ranks))
-        frame = blocks[index]
-        frame.given, frame.call = x, block
-        self._inner.run(model, tokens)
-        is_last = index + 1 == len(blocks)
-        result = self._present(frame.left if is_last else blocks[index + 1].arrived)
-        self._clear(slots, blocks)
-        return result
+        sizes = (x.shape[0], x.shape[1] * token_ranks)
+        is_last = index + 1 == len(self._blocks)
 
-    @staticmethod
-    def _present(hidden: Tensor | None) -> Tensor:
-        if hidden is None:
-            raise ModelError("a block that ran when the model was taken apart did not run now")
-        return hidden
+        def fill(blocks: tuple[Frame, ...]) -> None:
+            blocks[index].given, blocks[index].call = x, block
+            blocks[index if is_last else index + 1].is_last = self._stops
 
-    def first_hidden(self, modules: Mapping[str, nn.Module], tokens: Tensor) -> Tensor:
+        blocks, _ = self._run(self._inner, {}, x, self._dummy(x, token_ranks), sizes, fill)
+        return _present(blocks[index][1] if is_last else blocks[index + 1][0])
+
+    def first_hidden(self, parts: Mapping[str, nn.Module | Tensor], tokens: Tensor) -> Tensor:
         """The hidden state that arrives at the first block.
 
         Args:
-            modules: modules with weights, by their path in the model.
+            parts: modules with weights, and other weights, by their path in the model.
             tokens: what the model takes.
         """
-        like = next(p for module in modules.values() for p in module.parameters())
-        model, slots, blocks = self._on(like)
-        self._size(slots, like, tokens.shape)
-        for path, module in modules.items():
-            slots[path].call = module
-        self._inner.run(model, tokens)
-        result = self._present(blocks[0].arrived)
-        self._clear(slots, blocks)
-        return result
+        like = next(tensor for part in parts.values() for tensor in _floats(part))
 
-    def outputs(self, modules: Mapping[str, nn.Module], x: Tensor) -> Tensor:
+        def fill(blocks: tuple[Frame, ...]) -> None:
+            blocks[0].is_last = self._stops
+
+        sizes = (tokens.shape[0], tokens.shape[1])
+        blocks, _ = self._run(self._inner, parts, like, tokens, sizes, fill)
+        return _present(blocks[0][0])
+
+    def outputs(self, parts: Mapping[str, nn.Module | Tensor], x: Tensor) -> Tensor:
         """The logits for a hidden state after the last block.
 
         Args:
-            modules: modules with weights, by their path in the model.
+            parts: modules with weights, and other weights, by their path in the model.
             x: the hidden state.
         """
-        model, slots, blocks = self._on(x)
-        self._size(slots, x, x.shape)
-        for path, module in modules.items():
-            slots[path].call = module
-        blocks[-1].given = x
-        output = self._outer.run(model, self._dummy(x))
-        self._clear(slots, blocks)
+
+        def fill(blocks: tuple[Frame, ...]) -> None:
+            blocks[-1].given = x
+
+        sizes = (x.shape[0], x.shape[1])
+        _, output = self._run(self._outer, parts, x, self._dummy(x), sizes, fill)
         return tree_leaves(output)[self._logits]
 
-    def _on(self, x: Tensor) -> tuple[nn.Module, dict[str, Frame], tuple[Frame, ...]]:
-        """The model on the device of a tensor, with its slots."""
-        device = x.device
+    def _run(
+        self,
+        caller: Caller,
+        parts: Mapping[str, nn.Module | Tensor],
+        like: Tensor,
+        tokens: Tensor,
+        sizes: tuple[int, int],
+        fill: Callable[[tuple[Frame, ...]], None],
+    ) -> tuple[list[tuple[Tensor | None, Tensor | None]], Any]:
+        """Runs the code with some parts.
+
+        Returns:
+            The hidden states that arrived at each block and that it gave, and the model's output.
+        """
+
+        def once() -> tuple[list[tuple[Tensor | None, Tensor | None]], Any]:
+            blocks = self._prepare(parts, like, sizes)
+            fill(blocks)
+            output = self._call(caller, tokens, like.device)
+            hidden = [(frame.arrived, frame.left) for frame in blocks]
+            self._clear(like.device)
+            return hidden, output
+
+        if not self._answers or torch.compiler.is_compiling() or detect_fake_mode(like) is None:
+            return once()
+        with KnownAnswers(self._answers):
+            return once()
+
+    def _call(self, caller: Caller, tokens: Tensor, device: torch.device) -> Any:  # noqa: ANN401
+        """What the model gives; None if it was not to run to its end."""
+        if not self._stops:
+            return caller.run(self._models[device], tokens)
+        try:
+            return caller.run(self._models[device], tokens)
+        except _EnoughError:
+            return None
+
+    def _prepare(
+        self, parts: Mapping[str, nn.Module | Tensor], like: Tensor, sizes: tuple[int, int]
+    ) -> tuple[Frame, ...]:
+        """Puts parts, or zeros in their place, into the model on a device; the blocks' frames."""
+        device = like.device
         if device not in self._models:
             self._models[device] = copy.deepcopy(self._models[torch.device("cpu")]).to(device)
         model = self._models[device]
@@ -261,8 +335,15 @@ class Skeleton:
                 tuple(cast("BlockSlot", model.get_submodule(path)).frame for path in self._blocks),
             )
         # A run that raised has left what it was given.
-        self._clear(*self._slots[device])
-        return model, *self._slots[device]
+        self._clear(device)
+        slots, blocks = self._slots[device]
+        for path, frame in slots.items():
+            frame.like, frame.sizes = like, sizes
+            frame.call = cast("Callable[..., Any] | None", parts.get(path))
+        for path, tensor in self._tensors.items():
+            part = parts.get(path)
+            _set(model, path, _zeros(tensor.shape, like, tensor.dtype) if part is None else part)
+        return blocks
 
     def _dummy(self, x: Tensor, token_ranks: int = 1) -> Tensor:
         """What stands for the input of the model where its numbers do not count."""
@@ -273,13 +354,29 @@ class Skeleton:
         sizes = (x.shape[0], x.shape[1] * token_ranks)
         return torch.zeros(sizes, dtype=torch.int64, device=x.device)
 
-    def _size(self, slots: Mapping[str, Frame], like: Tensor, sizes: tuple[int, ...]) -> None:
-        for frame in slots.values():
-            frame.like, frame.sizes = like, (sizes[0], sizes[1])
-
-    def _clear(self, slots: Mapping[str, Frame], blocks: tuple[Frame, ...]) -> None:
+    def _clear(self, device: torch.device) -> None:
+        slots, blocks = self._slots[device]
         for frame in (*slots.values(), *blocks):
             frame.clear()
+        for path in self._tensors:
+            _set(self._models[device], path, None)
+
+
+def _present(hidden: Tensor | None) -> Tensor:
+    if hidden is None:
+        raise ModelError("a block that ran when the model was taken apart did not run now")
+    return hidden
+
+
+def _floats(part: nn.Module | Tensor) -> Iterator[Tensor]:
+    tensors = (part,) if isinstance(part, Tensor) else part.parameters()
+    return (tensor for tensor in tensors if tensor.is_floating_point())
+
+
+def _set(model: nn.Module, path: str, value: object) -> None:
+    owner, _, leaf = path.rpartition(".")
+    # That of a module would make a parameter of it.
+    object.__setattr__(model.get_submodule(owner), leaf, value)
 
 
 class BlockInSkeleton(nn.Module):
@@ -291,6 +388,11 @@ class BlockInSkeleton(nn.Module):
     """Place of the block in whose slot it runs: the first of its kind."""
     token_ranks: int
     """Ranks that share the tokens of a sequence outside of attention and feed-forward."""
+
+    def train(self, mode: bool = True) -> "BlockInSkeleton":
+        """Puts the code around the block into the mode, too."""
+        self.skeleton[0].train(mode)
+        return super().train(mode)
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps `[b s d]` to `[b s d]`."""
