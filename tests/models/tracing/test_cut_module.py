@@ -153,6 +153,36 @@ def test_a_weight_that_a_head_reads_is_tied_and_a_table_beside_the_blocks_is_kep
     assert state == module.state_dict().keys()
 
 
+class Patches(nn.Module):
+    """A vision transformer that is no sequence, with a token of its own before the patches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, WIDTH, 4, 4)
+        self.first = nn.Parameter(torch.randn(1, 1, WIDTH))
+        self.blocks = nn.ModuleList([Block(), Block()])
+        self.head = nn.Linear(WIDTH, 5)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.patches(images).flatten(2).transpose(1, 2)
+        x = torch.cat((self.first.expand(len(x), -1, -1), x), dim=1)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x[:, 0])
+
+
+def test_a_module_that_takes_images_is_taken_apart():
+    module = Patches()
+    stack = layer_stack_from_module(module, "mine", input_shape=(3, 8, 8))
+    x = images = torch.randn(2, 3, 8, 8)
+
+    for layer in stack.layers:
+        x = layer(x)
+
+    assert stack.names == ("embeddings", "blocks.0", "blocks.1", "head")
+    assert torch.equal(x, module(images))
+
+
 def test_blocks_that_take_the_hidden_state_alone_are_layers_as_they_are():
     module = NanoGPT()
 
