@@ -8,7 +8,7 @@ from .data import data_statistics
 from .dataflow import Dataflow, dataflow
 from .differences.bisection import Bisection, bisect
 from .differences.recorded_code import recorded_code
-from .differences.run_diff import diff, write_run_diff
+from .differences.run_diff import diff
 from .distributed.cluster_launch import prepare_cluster_run
 from .distributed.cluster_worker import ClusterHost, ClusterRank, run_cluster_rank, run_host
 from .distributed.elastic import ElasticRecovery
@@ -96,5 +96,5 @@ __all__ = [
     "sync_runs", "train", "training_plan", "training_recipes", "unnamed_data",
     "usual_system_prompt", "validate", "validate_random_plans", "validated_runs_file",
     "value_origins", "verification", "verification_steps", "verified_numerics", "word_table",
-    "write_machine", "write_plan_trace", "write_run_diff", "write_run_trace", "write_sample",
+    "write_machine", "write_plan_trace", "write_run_trace", "write_sample",
 ]  # fmt: skip

@@ -17,8 +17,8 @@ from windlass.errors import RequestError
 from windlass.models import is_peft_folder
 from windlass.schema import REQUEST_FILE, Request
 
-Model = Annotated[str | Request | None, Word]
-"""What is planned: a model's name, or from Python a whole request."""
+Model = Annotated[str | Request | Planned | None, Word]
+"""What is planned: a model's name, or from Python a whole request, or a plan that there is."""
 
 
 @Parameter(name="*")
@@ -156,6 +156,7 @@ def build_request(
         RequestError: the file cannot be read, or a whole request has overrides or options.
         InputErrors: every key and value that is not valid.
     """
+    model = model.request if isinstance(model, Planned) else model
     if isinstance(model, Request):
         if overrides or machine is not None or options != type(options)():
             raise RequestError("a whole request takes no overrides; give them to `make_request`")
@@ -206,13 +207,13 @@ def _split_model(
 
 
 def build_plan(
-    model: str | None,
+    model: Model,
     overrides: tuple[str, ...],
     options: PlanOptions,
     *,
     machine: str | None = None,
     parent: ParentRun | None = None,
-    progress: Progress,
+    progress: Progress | None,
 ) -> Planned:
     """The plan of one command line: chosen for the request, or the one of `--plan`.
 
@@ -221,9 +222,12 @@ def build_plan(
     Raises:
         WindlassError: what is wrong with the request, the model, the machine or the plan.
     """
+    if isinstance(model, Planned):
+        return model
     request, fine_tunes = build_request(model, overrides, options, machine=machine), False
     if parent is not None:
-        given = request_origins(None, *_split_model(model, overrides)[1])
+        name = model if isinstance(model, str) else None
+        given = request_origins(None, *_split_model(name, overrides)[1])
         request, fine_tunes = request_of_child(request, parent, given)
     return plan(
         request,

@@ -8,8 +8,14 @@ from itertools import islice
 from pathlib import Path
 
 import numpy as np
+from rich import box
+from rich.console import RenderableType
+from rich.table import Table
 
+from windlass.api.answer import Answer
+from windlass.api.flags import RunsFolder, Watch
 from windlass.api.machines import Progress
+from windlass.api.options import SEARCHED_PLAN, Model, PlanOptions, build_plan
 from windlass.api.plan import Planned
 from windlass.api.training.run import Run
 from windlass.api.training.train import train
@@ -17,15 +23,15 @@ from windlass.errors import RequestError
 from windlass.judge import robust_deviation
 from windlass.record import RUNS
 from windlass.schema import Step
+from windlass.units import format_seconds
 
 _FEWEST_SEEDS = 3
-_STEPS = 100
 _LAST = 20
 """The loss of a run is the median over so many last steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Noise:
+class Noise(Answer):
     """How much runs of one plan differ that differ in their seeds only."""
 
     group: str
@@ -42,31 +48,54 @@ class Noise:
     steps: int
     """Steps of each run."""
 
+    def lines(self) -> Iterator[RenderableType]:
+        """How far runs are apart, and where they are."""
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        for title in ("between runs", "noise floor"):
+            table.add_column(title)
+        rows = {"step time": self.deviation, "loss": self.loss, **self.kinds}
+        for name, deviation in rows.items():
+            table.add_row(name, f"{deviation:.1%}")
+        yield table
+        yield (
+            f"{len(self.folders)} runs of {self.steps} steps of {format_seconds(self.seconds)}, "
+            f"group `{self.group}` in the record"
+        )
+
 
 def noise(
-    planned: Planned,
-    *,
+    model: Model = None,
+    /,
+    *overrides: str,
     seeds: int = 5,
-    steps: int = _STEPS,
-    root: Path | str = RUNS,
-    progress: Progress | None = None,
+    steps: int = 100,
+    options: PlanOptions = SEARCHED_PLAN,
+    root: RunsFolder = RUNS,
+    progress: Watch = None,
 ) -> Noise:
-    """Runs a plan with several seeds, and measures how much the runs differ.
+    """Run a plan with several seeds, and say how much the runs differ: the noise floor.
 
-    The runs are a group in the record, where `judge` finds them as peers. Each stops after `steps`
-    steps of the requested number, so that its learning rates are those of the whole run.
+    The runs are kept as a group in the record, and `judge` compares later runs with them. Each
+    stops after `steps` steps of the requested number, so that its learning rates are those of the
+    whole run. For example: `windlass noise gpt-tiny --plan plan.toml --seeds 5`.
 
     Args:
-        planned: what is run.
-        seeds: number of runs, at least 3; their seeds follow that of the request.
-        steps: number of steps of each.
-        root: the folder that holds the run folders.
-        progress: called with how far the runs are.
+        model: A name (`windlass models` lists them), `hf:DIR`, or your own `file.py:function`.
+        overrides: `key=value`, such as `train.steps=500` or `model.layers=8`; `windlass keys`
+            lists all.
+        seeds: Number of runs, at least 3; their seeds follow that of the request.
+        steps: Steps of each run, of the requested number.
+        options: Device memory budget, request file, and a plan file in place of a search.
+        root: The folder that holds the run folders.
+        progress: Called with how far the runs are.
 
     Raises:
         RequestError: fewer than 3 seeds.
         WindlassError: a run failed.
     """
+    if seeds < 1 or steps < 1:
+        raise RequestError(f"`--seeds {seeds} --steps {steps}`: both should be above 0")
+    planned = build_plan(model, overrides, options, progress=progress)
     if seeds < _FEWEST_SEEDS:
         raise RequestError(f"{seeds} seeds say nothing of noise; take {_FEWEST_SEEDS} or more")
     steps = min(steps, planned.request.train.steps)

@@ -1,19 +1,14 @@
-"""`windlass judge` and `windlass noise`: what is to be thought of a run, and how much runs vary."""
+"""`windlass judge`: what is to be thought of a run."""
 
 import sys
 from pathlib import Path
 
-from rich import box
-from rich.table import Table
-
 from windlass import api
-from windlass.api import SEARCHED_PLAN, AsJson, Flag, PlanOptions, build_plan
-from windlass.cli.console import ProgressBars, console, print_json, print_line, print_verdict
-from windlass.errors import RequestError
+from windlass.api import AsJson, Flag
+from windlass.cli.console import print_json, print_verdict
 from windlass.judge import Verdict
 from windlass.stop_signals import graceful_stop
 from windlass.tracking import find_run
-from windlass.units import format_seconds
 
 
 def judge(
@@ -52,49 +47,3 @@ def judge(
                 api.send_alert(alert, verdict, folder)
     if verdict is not None and verdict.is_alarm:
         sys.exit(1)
-
-
-def noise(
-    model: str | None = None,
-    /,
-    *overrides: str,
-    seeds: int = 5,
-    steps: int = 100,
-    options: PlanOptions = SEARCHED_PLAN,
-    runs: Path = api.RUNS,
-    as_json: AsJson = False,
-) -> None:
-    """Run a plan with several seeds, and say how much the runs differ: the noise floor.
-
-    The runs are kept as a group in the record, and `judge` compares later runs with them. For
-    example: `windlass noise gpt-tiny --plan plan.toml --seeds 5`.
-
-    Args:
-        model: A name (`windlass models` lists them), `hf:DIR`, or your own `file.py:function`.
-        overrides: `key=value`, such as `train.steps=500` or `model.layers=8`; `windlass keys`
-            lists all.
-        seeds: Number of runs.
-        steps: Steps of each run, of the requested number.
-        options: Device memory budget, request file, and a plan file in place of a search.
-        runs: The folder that holds the run folders.
-        as_json: Print the noise floor as JSON.
-    """
-    if seeds < 1 or steps < 1:
-        raise RequestError(f"`--seeds {seeds} --steps {steps}`: both should be above 0")
-    with ProgressBars() as progress:
-        planned = build_plan(model, overrides, options, progress=progress)
-        floor = api.noise(planned, seeds=seeds, steps=steps, root=runs, progress=progress)
-    if as_json:
-        print_json(floor)
-        return
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for title in ("between runs", "noise floor"):
-        table.add_column(title)
-    rows = {"step time": floor.deviation, "loss": floor.loss, **floor.kinds}
-    for name, deviation in rows.items():
-        table.add_row(name, f"{deviation:.1%}")
-    console.print(table)
-    print_line(
-        f"{len(floor.folders)} runs of {floor.steps} steps of {format_seconds(floor.seconds)}, "
-        f"group `{floor.group}` in the record"
-    )

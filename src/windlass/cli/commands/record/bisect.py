@@ -1,4 +1,4 @@
-"""`windlass diff` and `windlass bisect`: what differs between runs, and what of it matters."""
+"""`windlass bisect`: which difference between two runs makes one of them bad."""
 
 import sys
 from pathlib import Path
@@ -16,39 +16,8 @@ from windlass.cli.console import (
     print_bullets,
     print_json,
     print_line,
-    print_written,
 )
 from windlass.errors import RequestError
-from windlass.judge import RunDiff
-from windlass.report import run_diff_table
-
-_CODE_LINES = 60
-"""Lines of a diff of the code that are printed; the page has all of them."""
-
-
-def diff(
-    *names: str, runs: Path = api.RUNS, page: Path | None = None, as_json: AsJson = False
-) -> None:
-    """Show which inputs of runs differ, and how far their results are apart.
-
-    For example: `windlass diff last~1 last`, or `windlass diff 1a2b3c 4d5e6f --page diff.html`.
-
-    Args:
-        names: Two or more runs: folder, name, the first characters of an id, or `last`.
-        runs: The folder that holds the run folders.
-        page: Also write a self-contained HTML page to this file.
-        as_json: Print everything as JSON.
-    """
-    if len(names) < 2:
-        raise RequestError("name two runs or more to compare; `windlass runs` lists them")
-    found = api.diff(*names, root=runs)
-    if page is not None:
-        api.write_run_diff(page, found)
-    if as_json:
-        print_json(found)
-    else:
-        _print_diff(found)
-    print_written(page)
 
 
 def bisect(
@@ -104,12 +73,3 @@ def _show_recorded_code(good: str, bad: str, runs: Path) -> None:
         error_console.print(Text(line), soft_wrap=True)
     if lines and sys.stdin.isatty() and console.input("run this here? [y/N] ").strip() != "y":
         raise RequestError("nothing was run")
-
-
-def _print_diff(found: RunDiff) -> None:
-    console.print(run_diff_table(found))
-    for line in found.code[:_CODE_LINES]:
-        colour = {"+": "green", "-": "red", "@": "cyan"}.get(line[:1], "")
-        print_line(Text(line, style=colour))
-    if len(found.code) > _CODE_LINES:
-        print_line(f"... {len(found.code) - _CODE_LINES} more lines; `--page` writes all of them")
