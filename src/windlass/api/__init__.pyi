@@ -33,9 +33,8 @@ from .local_validation.validated_run import (
 from .machines import HERE, Progress, add_machine, find_machine, machines, probe, write_machine
 from .model_graph import capture
 from .options import (
-    EXPLAINED_PLAN, NO_OPTIONS, NO_PARENT, SEARCHED_PLAN, ExplainedPlanOptions, ParentOptions,
-    PlanOptions, RequestOptions, beside_adapters, build_plan, build_request, explain_values,
-    request_of_parent, require_machine_names, split_overrides,
+    EXPLAINED_PLAN, NO_OPTIONS, SEARCHED_PLAN, ExplainedPlanOptions, PlanOptions, RequestOptions,
+    build_plan, build_request, explain_values, require_machine_names, split_overrides,
 )  # fmt: skip
 from .plan import Planned, make_request, plan, request_origins
 from .plan_figures import draw_figure, draw_plan, forecast, require_drawable, write_plan_trace
@@ -59,6 +58,9 @@ from .training.import_model import import_model
 from .training.inputs.job import JobSize, describe_job, job_size, unnamed_data
 from .training.loop.hooks import Instrumentation
 from .training.parent import ParentRun, find_parent, request_of_child
+from .training.parent_options import (
+    NO_PARENT, ParentOptions, beside_adapters, plan_of_child, request_of_parent,
+)  # fmt: skip
 from .training.resume import resume
 from .training.run import Run
 from .training.train import train
@@ -86,15 +88,16 @@ __all__ = [
     "is_training_recipe", "job_size", "json_text", "judge", "keys", "known_recipes",
     "largest_model", "launch", "load", "load_language_model", "load_plan", "load_sweep", "machines",
     "make_request", "make_sweep_request", "measure_largest_model", "merge_runs", "mirror", "models",
-    "noise", "open_dialogue", "plan", "plan_recipe", "plan_training", "prepare_cluster_run",
-    "probe", "proof_scope", "read_token", "recorded_code", "rehearsal", "rehearse",
-    "rehearse_as_is", "report", "request_of_child", "request_of_parent", "request_origins",
-    "require_alert", "require_drawable", "require_local", "require_machine_names",
-    "require_report_file", "require_trace_file", "resume", "run_cluster_rank", "run_host",
-    "run_rank", "run_recipe", "run_training", "runs", "sample", "score", "score_rank", "send_alert",
-    "serve", "smallest_machines", "sparse_speedup", "split_overrides", "sweep", "sweep_rows",
-    "sync_runs", "train", "training_plan", "training_recipes", "unnamed_data",
-    "usual_system_prompt", "validate", "validate_random_plans", "validated_runs_file",
-    "value_origins", "verification", "verification_steps", "verified_numerics", "word_table",
-    "write_machine", "write_plan_trace", "write_run_trace", "write_sample",
+    "noise", "open_dialogue", "plan", "plan_of_child", "plan_recipe", "plan_training",
+    "prepare_cluster_run", "probe", "proof_scope", "read_token", "recorded_code", "rehearsal",
+    "rehearse", "rehearse_as_is", "report", "request_of_child", "request_of_parent",
+    "request_origins", "require_alert", "require_drawable", "require_local",
+    "require_machine_names", "require_report_file", "require_trace_file", "resume",
+    "run_cluster_rank", "run_host", "run_rank", "run_recipe", "run_training", "runs", "sample",
+    "score", "score_rank", "send_alert", "serve", "smallest_machines", "sparse_speedup",
+    "split_overrides", "sweep", "sweep_rows", "sync_runs", "train", "training_plan",
+    "training_recipes", "unnamed_data", "usual_system_prompt", "validate", "validate_random_plans",
+    "validated_runs_file", "value_origins", "verification", "verification_steps",
+    "verified_numerics", "word_table", "write_machine", "write_plan_trace", "write_run_trace",
+    "write_sample",
 ]  # fmt: skip

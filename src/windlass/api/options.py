@@ -1,21 +1,18 @@
 """Options that several commands share, and how a command line becomes one request."""
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
-from windlass.api.fine_tuning.peft_adapters import base_of_adapters
 from windlass.api.flags import Flag, Word
 from windlass.api.machines import Progress
 from windlass.api.plan import Planned, make_request, plan, request_origins
-from windlass.api.training.parent import ParentRun, find_parent, request_of_child
 from windlass.api.value_origins import ValueOrigin, value_origins
 from windlass.errors import RequestError
-from windlass.models import is_peft_folder
-from windlass.schema import REQUEST_FILE, Request
+from windlass.schema import Request
 
 Model = Annotated[str | Request | Planned | None, Word]
 """What is planned: a model's name, or from Python a whole request, or a plan that there is."""
@@ -77,72 +74,6 @@ EXPLAINED_PLAN = ExplainedPlanOptions()
 """The best plan for the request, without an explanation of every value."""
 
 
-@Parameter(name="*")
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ParentOptions:
-    """Which run a new one starts from, and how."""
-
-    parent: Annotated[str | None, Parameter(name="--from")] = None
-    """Start from the newest checkpoint of this run, or from another one by `RUN@STEP`, with the
-    run's request; steps, learning rates and data order are the new run's own. Or start from the
-    adapters of a PEFT folder, beside the base that it names."""
-    continues: Annotated[Flag, Parameter(name="--continue")] = False
-    """With `--from`: go on with the steps, the learning rates and the data order of that run, up to
-    a larger `train.steps`."""
-
-    @property
-    def adapter(self) -> Path | None:
-        """The PEFT folder that `--from` names; None if it names a run, or nothing."""
-        if self.parent is None or not is_peft_folder(Path(self.parent)):
-            return None
-        return Path(self.parent)
-
-    def find(self, root: Path) -> ParentRun | None:
-        """The run to start from; None starts from the beginning, or from adapters of PEFT.
-
-        Raises:
-            RequestError: `--continue` without `--from`.
-            WindlassError: no such run or checkpoint.
-        """
-        if self.adapter is not None and self.continues:
-            raise RequestError("`--continue` goes on with a run, and `--from` names a PEFT folder")
-        if self.parent is not None and self.adapter is None:
-            return find_parent(self.parent, root=root, continues=self.continues)
-        if self.continues:
-            raise RequestError("`--continue` goes on with a run; name it by `--from RUN`")
-        return None
-
-
-NO_PARENT = ParentOptions()
-"""A run that starts from the beginning."""
-
-
-def request_of_parent(options: ExplainedPlanOptions, parent: ParentRun) -> ExplainedPlanOptions:
-    """The options with the request of a parent run as their file.
-
-    Raises:
-        RequestError: they name another file.
-    """
-    if options.file is not None:
-        raise RequestError(
-            f"`--file {options.file}` with `--from`, which takes the request of its run; give the "
-            "changes as `key=value`"
-        )
-    return replace(options, file=parent.record.folder / REQUEST_FILE)
-
-
-def beside_adapters(
-    model: str | None, overrides: tuple[str, ...], folder: Path
-) -> tuple[str, tuple[str, ...]]:
-    """The model and the overrides of a run that starts from adapters of PEFT.
-
-    Raises:
-        ModelError: no model is named, and the folder's base is none of this machine.
-    """
-    model, overrides = _split_model(model, overrides)
-    return model or base_of_adapters(folder), (*overrides, f"lora.adapter={folder}")
-
-
 def build_request(
     model: Model,
     overrides: tuple[str, ...],
@@ -161,7 +92,7 @@ def build_request(
         if overrides or machine is not None or options != type(options)():
             raise RequestError("a whole request takes no overrides; give them to `make_request`")
         return model
-    model, overrides = _split_model(model, overrides)
+    model, overrides = split_model(model, overrides)
     return make_request(
         model,
         *options.overrides(overrides),
@@ -187,7 +118,7 @@ def explain_values(
     """
     if not options.why:
         return ()
-    model, overrides = _split_model(model, overrides)
+    model, overrides = split_model(model, overrides)
     given = request_origins(
         model,
         *options.overrides(overrides),
@@ -199,7 +130,7 @@ def explain_values(
     return value_origins(planned, given)
 
 
-def _split_model(
+def split_model(
     model: str | None, overrides: tuple[str, ...]
 ) -> tuple[str | None, tuple[str, ...]]:
     """Model and overrides: `windlass train train.steps=10` names no model in its first word."""
@@ -212,30 +143,17 @@ def build_plan(
     options: PlanOptions,
     *,
     machine: str | None = None,
-    parent: ParentRun | None = None,
     progress: Progress | None,
 ) -> Planned:
     """The plan of one command line: chosen for the request, or the one of `--plan`.
-
-    A run with a parent has the parent's request as its file.
 
     Raises:
         WindlassError: what is wrong with the request, the model, the machine or the plan.
     """
     if isinstance(model, Planned):
         return model
-    request, fine_tunes = build_request(model, overrides, options, machine=machine), False
-    if parent is not None:
-        name = model if isinstance(model, str) else None
-        given = request_origins(None, *_split_model(name, overrides)[1])
-        request, fine_tunes = request_of_child(request, parent, given)
-    return plan(
-        request,
-        plan=options.plan,
-        fine_tunes=fine_tunes,
-        cache=not options.no_cache,
-        progress=progress,
-    )
+    request = build_request(model, overrides, options, machine=machine)
+    return plan(request, plan=options.plan, cache=not options.no_cache, progress=progress)
 
 
 def split_overrides(words: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -22,6 +22,7 @@ from windlass.api import (
     beside_adapters,
     build_plan,
     explain_values,
+    plan_of_child,
     request_of_parent,
 )
 from windlass.cli.console import (
@@ -80,11 +81,13 @@ def train(
             parent = parents.find(runs)
             if parent is not None:
                 options = request_of_parent(options, parent)
-            elif parents.adapter is not None:
-                model, overrides = beside_adapters(model, overrides, parents.adapter)
-            planned = build_plan(
-                model, overrides, options, machine=on, parent=parent, progress=progress
-            )
+                planned = plan_of_child(
+                    model, overrides, options, parent, machine=on, progress=progress
+                )
+            else:
+                if parents.adapter is not None:
+                    model, overrides = beside_adapters(model, overrides, parents.adapter)
+                planned = build_plan(model, overrides, options, machine=on, progress=progress)
             run = api.train(
                 planned,
                 root=runs,
