@@ -36,6 +36,12 @@ def command_lines(page: str) -> tuple[CommandLine, ...]:
     )
 
 
+def printed_file(page: str, name: str) -> str:
+    """A file that a page prints, in a block that begins with its name."""
+    blocks = (block for _, _, block in _FENCE.findall((ROOT / page).read_text()))
+    return next(block for block in blocks if block.startswith(f"# {name}"))
+
+
 def _of_block(page: str, lines: list[str]) -> Iterator[CommandLine]:
     has_prompts = any(line.startswith("$ ") for line in lines)
     starts = [

@@ -1,5 +1,7 @@
 """What the pages take for granted: files and runs that a reader has, and what nobody has here."""
 
+from pages import printed_file
+
 HUB = "needs the hub of Hugging Face"
 HERE = "needs a machine, a server or a store that is not here"
 GPU = "needs GPUs"
@@ -8,6 +10,7 @@ BENCH = "runs for minutes on tables that are no part of the page"
 
 NOT_RUN = {
     r"make |git clone |pip install ": "sets up what the tests run in",
+    r"scripts/gpu-first-run.sh": "tests/benchmarks/test_gpu_first_run.py runs it",
     r"hf download ": HUB,
     r"windlass \w+ hf:(smollm2|vit)\b": HUB,
     r"windlass import smollm2": HUB,
@@ -53,7 +56,7 @@ kill $started; wait $started; test $? -eq 130"""
 
 _LLAMA = (
     "windlass train llama-tiny model.layers=2 train.steps=2 train.batch=4 train.sequence=128"
-    " --folder runs/base && windlass export base --to hf:my-llama"
+    " data.limit_bytes=300000 compile=false --folder runs/base && windlass export base --to hf:my-llama"
 )
 _CHATS = """for n in $(seq 300); do
     echo "{\\"prompt\\": \\"$n + 1 = \\", \\"completion\\": \\"$((n + 1))\\"}"
@@ -114,7 +117,9 @@ echo '{{"messages": [{{"role": "asistant", "content": "4"}}, {{"role": "user"}}]
 {_TEXTS} > code.jsonl""",
     },
     "docs/guide/dataflow.md": {"": _MODEL},
-    "docs/guide/your-own-model.md": {"": _MODEL},
+    "docs/guide/your-own-model.md": {
+        "": f"cat > my_model.py <<'END'\n{printed_file('docs/guide/your-own-model.md', 'my_model.py')}END",
+    },
     "docs/guide/evaluation.md": {
         "": f"""{_TRAIN} train.steps=4
 cat > sums.yaml <<'END'
@@ -142,7 +147,7 @@ for n in $(seq 300); do echo "{{\\"text\\": \\"review $n\\", \\"label\\": $((n %
 for n in $(seq 300); do
     echo "{{\\"premise\\": \\"$n\\", \\"hypothesis\\": \\"$n\\", \\"label\\": $((n % 2))}}"
 done > pairs.jsonl
-windlass train bert-tiny model.layers=2 train.steps=2 train.batch=4 train.sequence=64
+windlass train bert-tiny model.layers=2 train.steps=2 train.batch=4 train.sequence=64 data.limit_bytes=300000
 windlass export last --to hf:my-bert; {_TRAIN} train.steps=2 --folder runs/RUN""",
     },
     "docs/guide/images.md": {

@@ -21,7 +21,13 @@ from windlass.cli.main import app
 
 QUICK = re.compile(r"windlass (machines( new .*)?|stacks( \w+)?|recipe|keys|models|runs( .*)?)$")
 """Commands that answer at once."""
-TINY_STEPS, LARGE = 20, "train.steps=2 train.batch=2 train.sequence=128 train.evaluate_sequences=2"
+LARGE = "train.steps=2 train.batch=2 train.sequence=128 train.evaluate_sequences=2 compile=false"
+TINY = "train.steps=8 train.batch=8 train.evaluate_sequences=8 compile=false"
+TINY_TEXT = f"{TINY} train.sequence=64 data.limit_bytes=300000"
+"""What makes a run of a large model, of a small one, and of one on the embedded text short."""
+NO_SIZE = re.compile("--from|--plan|plan.toml")
+"""Command lines whose sizes are those of a run or a plan that is there."""
+COMPILED = "windlass train gpt-tiny train.steps=2"
 SECONDS = 900.0
 
 LINES = [line for page in PAGES for line in command_lines(page)]
@@ -111,8 +117,9 @@ def without_names(text: str) -> str:
 
 
 def shortened(text: str) -> str:
-    """The same command line with a twentieth of the steps, and small batches of large models.
+    """The same command line with a twentieth of the steps, and small batches.
 
+    Layers are compiled in a line of the quickstart alone: to compile takes longer than all else.
     A run that goes on keeps its steps: they are more than those of the stopped one before it.
     """
     if "--continue" in text:
@@ -120,15 +127,33 @@ def shortened(text: str) -> str:
     text = re.sub(r"(train\.steps=|evaluate_tasks_every=|@)(\d+)",
                   lambda one: f"{one[1]}{max(2, int(one[2]) // 20)}", text)  # fmt: skip
     text = text.replace("--trials 20", "--trials 2").replace(
-        "--seeds 5 --steps 100", "--seeds 2 --steps 4"
+        "--seeds 5 --steps 100", "--seeds 2 --steps 4 train.batch=8 train.sequence=64"
     )
-    if re.match(r"windlass (train|sweep) ", text) and "--from" not in text:
-        keys = LARGE.split() if re.search(r"gpt2-\d", text) else [f"train.steps={TINY_STEPS}"]
-        given = set(re.findall(r"([\w.]+)=", text))
-        text = " ".join((text, *(key for key in keys if key.partition("=")[0] not in given)))
-    elif "--from" in text and "train.steps" not in text:
+    if text == COMPILED:
+        return text
+    if re.match(r"windlass (train|sweep (?!show)) *", text) and not re.search(
+        "--from|--plan", text
+    ):
+        return with_keys(text, size_of(text))
+    if "--from" in text and "train.steps" not in text:
         text += " train.steps=4"
     return text
+
+
+def size_of(text: str) -> str:
+    """The keys that make the run of a command line short."""
+    if re.search(r"gpt2-\d", text):
+        return LARGE
+    is_text = re.search(r" (gpt|llama|bert|moe)-tiny", text) and "data.source" not in text
+    return TINY_TEXT if is_text else TINY
+
+
+def with_keys(text: str, keys: str) -> str:
+    """A command line with those keys that it does not have."""
+    given = set(re.findall(r"([\w.]+)=", text))
+    if text.startswith("windlass check "):
+        given.add("train.steps")  # it knows how many it needs
+    return " ".join((text, *(key for key in keys.split() if key.partition("=")[0] not in given)))
 
 
 def steps_of(page: str) -> Iterator[tuple[str, tuple[int, ...], str]]:
