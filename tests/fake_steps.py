@@ -27,13 +27,11 @@ from windlass.models import build_layer_stack
 from windlass.program import lower
 from windlass.runtime.compute import ComputeHandlers
 from windlass.runtime.distributed.process_groups import ProcessGroups, SingleProcess
-from windlass.runtime.distributed.shards.sharded_store import ShardedStore
 from windlass.runtime.interpreter import Handler, Interpreter, timer_for
 from windlass.runtime.layer_templates import layer_templates
-from windlass.runtime.offload.offloaded_store import OffloadedStore
 from windlass.runtime.offload.transfer_queue import TransferHandle, TransferQueue, TransferStats
 from windlass.runtime.optimizers.optimizer import Optimizer
-from windlass.runtime.param_store import InMemoryStore, ParamStore
+from windlass.runtime.param_store import ParamStore
 from windlass.runtime.rank_context import RankContext
 from windlass.schema import DataRequest, Graph, Plan, TrainSettings
 from windlass.torch_ext import Device
@@ -118,7 +116,7 @@ def counts(
         optimizer = Optimizer(context.settings, device, plan.moments)
         groups = _groups(plan, graph, device) if data > 1 else None
         queue = WaitingQueue(device, blocks=False) if plan.offloads else None
-        store = _store(context, optimizer, groups, queue)
+        store = ParamStore(context, optimizer, groups, queue, before_update=_nothing)
         store.initialize(None)
         compute = ComputeHandlers(
             context,
@@ -171,19 +169,6 @@ def _groups(plan: Plan, graph: Graph, device: Device) -> ProcessGroups:
         dist.destroy_process_group()
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=plan.parallel.devices)
     return ProcessGroups(plan, graph, 0, device)
-
-
-def _store(
-    context: RankContext,
-    optimizer: Optimizer,
-    groups: ProcessGroups | None,
-    queue: TransferQueue | None,
-) -> ParamStore:
-    if groups is not None:
-        return ShardedStore(context, optimizer, groups, before_update=_nothing)
-    if queue is not None:
-        return OffloadedStore(context, optimizer, queue, before_update=_nothing)
-    return InMemoryStore(context, optimizer, before_update=_nothing)
 
 
 def _nothing(layer: int) -> None:

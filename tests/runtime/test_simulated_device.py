@@ -327,9 +327,9 @@ def caught(run: Runs, mutant: Mutant, schedule: Schedule) -> Caught:
 @pytest.mark.parametrize(
     ("what", "where", "schedule"),
     [
-        ("wait", "OffloadedStore.wait_for_layer", "late"),
+        ("wait", "OffloadedLayer.wait", "late"),
         ("wait", "TransferQueue._run", "sides early"),
-        ("keep", "OffloadedStore.offload_grads", "late"),
+        ("keep", "OffloadedLayer.offload_grads", "late"),
     ],
 )
 def test_a_wait_or_hold_that_is_left_out_changes_what_a_run_computes(
@@ -346,7 +346,7 @@ def test_a_wait_or_hold_that_is_left_out_changes_what_a_run_computes(
 
 
 SURVIVORS = {
-    "keep < OffloadedStore._submit < OffloadedStore.update < OffloadedStore.flush_deferred_updates":
+    "keep < OffloadTier.submit < OffloadedLayer.update < ParamStore.flush_deferred_updates":
         "the store keeps the divisor of the gradients until all updates have ended",
     "synchronize < BouncedFile._write_half < BouncedFile.write < write_bytes":
         "a tail is host memory, whose copy is done at once",
@@ -358,11 +358,9 @@ SURVIVORS = {
         "only a run that ends early leaves a copy under way; a test of its own does that",
     "wait < AsyncSaver._write_layers < AsyncSaver._save":
         "the timer has made the host wait for the step before",
-    "wait < TransferHandle.wait < OffloadedStore.free_weights < EventTimer.run":
+    "wait < TransferHandle.wait < OffloadedLayer._drop_loaded < OffloadedLayer.free":
         "the layer that computed with the weights has waited for them",
-    "wait < TransferHandle.wait < OffloadedStore.free_weights < OffloadedStore.free_layers":
-        "the layer that computed with the weights has waited for them",
-    "wait < TransferHandle.wait < OffloadedStore.wait < OffloadedStore._load_resident":
+    "wait < TransferHandle.wait < OffloadedLayer.wait_for_transfer < ParamStore._wait":
         "the host waits for the whole queue right after",
     "wait < TransferQueue._run_in < "
     "TransferQueue.pipelined.<locals>.submit_read.<locals>.read_item":

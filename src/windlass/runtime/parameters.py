@@ -285,7 +285,9 @@ def resident_layers(
                 continue
             if parameter.requires_grad:
                 owned.append(
-                    _parameter(full, parameter, precision, state, hidden=is_hidden(index, stack))
+                    whole_parameter(
+                        full, parameter, precision, state, hidden=is_hidden(index, stack)
+                    )
                 )
                 weights[full] = owned[-1]
             else:
@@ -304,9 +306,10 @@ def resident_layers(
     return tuple(layers)
 
 
-def _parameter(
-    name: str, parameter: nn.Parameter, precision: Precision, state: StateFormat, *, hidden: bool
+def whole_parameter(
+    name: str, parameter: Tensor, precision: Precision, state: StateFormat, *, hidden: bool
 ) -> MasterParameter:
+    """A whole weight with new optimizer state, in the memory of the weight where types agree."""
     dtype = master_dtype(precision) if state.has_masters else DTYPES[precision]
     master = parameter.detach().to(dtype).contiguous()
     if master.dtype == DTYPES[precision]:

@@ -13,23 +13,19 @@ from windlass.runtime.distributed.compile_heartbeat import CompileHeartbeat
 from windlass.runtime.distributed.heartbeat import DeviceHeartbeat
 from windlass.runtime.distributed.p2p import P2PCommunicator
 from windlass.runtime.distributed.process_groups import DistContext, ProcessGroups, SingleProcess
-from windlass.runtime.distributed.shards.sharded_store import ShardedStore
 from windlass.runtime.engine import TimelineRecorder
 from windlass.runtime.inference.evaluations import Evaluations
 from windlass.runtime.inference.rank_passes import RankPasses
 from windlass.runtime.interpreter import OTHER_WORK_SLOT, HeartbeatSlots, Interpreter, timer_for
 from windlass.runtime.layer_templates import LayerTemplate, layer_templates
 from windlass.runtime.offload.activations import ActivationOffloader
-from windlass.runtime.offload.composite_store import sharded_offloaded_store
-from windlass.runtime.offload.offloaded_store import OffloadedStore
 from windlass.runtime.offload.transfer_queue import (
-    TransferQueue,
     TransferStats,
     transfer_queue_for,
 )
 from windlass.runtime.optimizer_state.averages import averaging_of
 from windlass.runtime.optimizers.optimizer import Optimizer
-from windlass.runtime.param_store import InMemoryStore, ParamStore
+from windlass.runtime.param_store import ParamStore
 from windlass.runtime.rank_context import RankContext
 from windlass.runtime.sparsity.mask_updates import mask_updates
 from windlass.runtime.step_graph import StepGraph
@@ -71,10 +67,9 @@ class RankParts:
             context, batches.batch, self._templates, save_layer=self._save_layer,
             rank=self.dist.rank, world_size=self.dist.world_size,
         )  # fmt: skip
-        self._store = _store_for(
-            context, optimizer, queue=self._queue, groups=self._groups,
-            before_update=self.checkpoints.wait_for,
-        )  # fmt: skip
+        self._store = ParamStore(
+            context, optimizer, self._groups, self._queue, before_update=self.checkpoints.wait_for
+        )
         self._activations: ActivationOffloader | None = None
         if self._queue is not None and plan.is_offloaded("activations"):
             self._activations = ActivationOffloader(
@@ -266,24 +261,3 @@ def _templates_for(
         z_loss=context.settings.z_loss or 0.0,
         float8=plan.multiplies_float8,
     )
-
-
-def _store_for(
-    context: RankContext,
-    optimizer: Optimizer,
-    *,
-    queue: TransferQueue | None,
-    groups: ProcessGroups | None,
-    before_update: Callable[[int], None],
-) -> ParamStore:
-    """The store that the plan asks for: in memory, offloaded, sharded, or sharded and offloaded."""
-    offloaded = context.plan.is_offloaded("optimizer")
-    if queue is not None and offloaded and groups:
-        return sharded_offloaded_store(
-            context, optimizer, queue, groups, before_update=before_update
-        )
-    if queue is not None and offloaded:
-        return OffloadedStore(context, optimizer, queue, before_update=before_update)
-    if groups:
-        return ShardedStore(context, optimizer, groups, before_update=before_update)
-    return InMemoryStore(context, optimizer, before_update=before_update)

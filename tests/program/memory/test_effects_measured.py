@@ -16,7 +16,7 @@ from windlass.runtime.compute import ComputeHandlers
 from windlass.runtime.distributed.process_groups import SingleProcess
 from windlass.runtime.layer_templates import layer_templates
 from windlass.runtime.optimizers.optimizer import Optimizer
-from windlass.runtime.param_store import InMemoryStore
+from windlass.runtime.param_store import ParamStore
 from windlass.runtime.rank_context import RankContext
 from windlass.schema.graph import Graph, Precision
 from windlass.schema.plan import Plan, Recompute
@@ -82,7 +82,7 @@ def allocated_peak(
         plan=plan, stack=chain, program=program, settings=settings, checkpoints=Path("unused")
     )
     optimizer = Optimizer(settings, context.device)
-    store = InMemoryStore(context, optimizer, before_update=lambda _: None)
+    store = ParamStore(context, optimizer, before_update=lambda _: None)
     compute = ComputeHandlers(
         context,
         store,

@@ -39,7 +39,7 @@ from windlass.torch_ext import device_for
 
 def make_saver(folder: Path, layers: tuple[ResidentLayer, ...]) -> AsyncSaver:
     def save(index: int, to: Path) -> tuple[SavedFile, ...]:
-        return param_store.write_layer(layers[index], to)
+        return param_store.write_checkpoint_file(layers[index].checkpoint_tensors(), to, None)
 
     return AsyncSaver(folder, len(layers), keep=2, save_layer=save, device=device_for("cpu"))
 
@@ -234,7 +234,7 @@ def test_a_folder_that_is_deleted_during_a_save_ends_it_without_an_error_and_sta
     def delete(index: int, to: Path) -> tuple[SavedFile, ...]:
         if index == 1:
             shutil.rmtree(folder)
-        return param_store.write_layer(layers[index], to)
+        return param_store.write_checkpoint_file(layers[index].checkpoint_tensors(), to, None)
 
     saver = AsyncSaver(folder, len(layers), keep=2, save_layer=delete, device=device_for("cpu"))
     save(saver, 1)

@@ -1,6 +1,7 @@
 """Messages between pipeline stages: activations, tied weights, and the gradients of both."""
 
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -17,11 +18,21 @@ from windlass.runtime.distributed.process_groups import ProcessGroups
 from windlass.runtime.interpreter import Handler
 from windlass.runtime.layer_templates import LayerTemplate
 from windlass.runtime.optimizer_state.dtypes import DTYPES, grad_accum_dtype
-from windlass.runtime.param_store import ParamStore
-from windlass.runtime.parameters import NOT_LOADED, ModelParameter
+from windlass.runtime.parameters import NOT_LOADED, LayerParameters, ModelParameter
 from windlass.runtime.rank_context import RankContext
 from windlass.runtime.step.step_state import StepState
 from windlass.schema import Plan
+
+
+class LoadedLayers(Protocol):
+    """A rank's weights, as far as messages carry them."""
+
+    @property
+    def layers(self) -> Sequence[LayerParameters]:
+        """The parameters that each layer computes with."""
+
+    def wait_for_layer(self, layer: int) -> None:
+        """Blocks until all weights that a layer computes with are in device memory."""
 
 
 class P2PCommunicator:
@@ -38,7 +49,7 @@ class P2PCommunicator:
         self,
         context: RankContext,
         groups: ProcessGroups,
-        store: ParamStore,
+        store: LoadedLayers,
         templates: Sequence[LayerTemplate],
     ) -> None:
         plan = context.plan

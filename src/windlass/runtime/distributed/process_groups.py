@@ -64,6 +64,8 @@ class SingleProcess:
 
     rank = 0
     coord = MeshCoord(0, 0, 0)
+    tensor_parallel = TensorParallelRank(degree=1)
+    experts = ExpertParallelRank()
     context = ContextParallelRank()
     world_size = 1
 

@@ -7,11 +7,11 @@ from windlass.errors import RequestError
 from windlass.runtime.checkpoint.checkpoint import Checkpoint
 from windlass.runtime.distributed.p2p import P2PCommunicator
 from windlass.runtime.distributed.process_groups import ProcessGroups
-from windlass.runtime.distributed.shards.sharded_store import ShardedStore
 from windlass.runtime.inference.rank_passes import RankPasses
 from windlass.runtime.inference.score_tasks import likelihoods_on_ranks
 from windlass.runtime.layer_templates import layer_templates
 from windlass.runtime.optimizers.optimizer import Optimizer
+from windlass.runtime.param_store import ParamStore
 from windlass.runtime.rank_context import RankContext
 
 
@@ -48,7 +48,7 @@ def score_on_rank(
         loss=plan.loss, attention=plan.attention,
     )  # fmt: skip
     optimizer = Optimizer(context.settings, context.device, plan.moments)
-    store = ShardedStore(context, optimizer, groups, before_update=lambda _: None)
+    store = ParamStore(context, optimizer, groups, before_update=lambda _: None)
     try:
         store.initialize(checkpoint)
         p2p = P2PCommunicator(context, groups, store, templates)

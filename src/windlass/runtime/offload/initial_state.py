@@ -1,133 +1,106 @@
 """What an offloaded layer begins with: weights that are drawn or read, or those of a checkpoint."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 
+import torch
 from torch import Tensor
 
-from windlass.models import LayerStack, WeightPlace, materialize_layer
+from windlass.models import WeightPlace, materialize_layer
 from windlass.runtime.checkpoint.checkpoint import Checkpoint, layer_file
 from windlass.runtime.checkpoint.layer_tensors import (
     frozen_file,
     places_file,
     read_places,
-    read_tensor,
     read_tensors,
 )
-from windlass.runtime.checkpoint.load_state import read_weight
+from windlass.runtime.checkpoint.load_state import load_layer_shard, read_weight
 from windlass.runtime.distributed.shards.flat_shard import LayerShard
 from windlass.runtime.offload.frozen_weights import FrozenWeights, stand_as
 from windlass.runtime.offload.layer_state import OffloadedLayerState
+from windlass.runtime.offload.offload_tier import OffloadTier
 from windlass.runtime.offload.staging_buffers import StagingBuffers
-from windlass.runtime.parameters import LayerParameters
+from windlass.runtime.optimizer_state.dtypes import stored_dtype
+from windlass.runtime.optimizer_state.state_format import state_format
+from windlass.runtime.parameters import LayerParameters, MasterParameter, new_master_parameter
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OffloadedLayer:
-    """What is offloaded of one layer that this device has in full."""
-
-    index: int
-    parameters: LayerParameters
-    state: OffloadedLayerState
-    frozen: FrozenWeights | None
-    """None if all of its weights are trained."""
-
-    def create(
-        self,
-        stack: LayerStack,
-        places: Mapping[str, WeightPlace],
-        seed: int,
-        staging: StagingBuffers,
-    ) -> None:
-        """Creates the state of a new run; frozen weights that stand in files are left there.
-
-        Args:
-            stack: the model.
-            places: where all frozen weights stand, by full name; none if they must be stored.
-            seed: seed of the weights that are drawn.
-            staging: buffers to copy through.
-
-        Raises:
-            OSError: the disk is full, or the folder cannot be written to.
-        """
-        names = [weight.name for weight in self.parameters.frozen]
-        left = self.frozen is not None and self.frozen.leave_in(places)
-        prefix = f"{stack.names[self.index]}."
-        source = stack.weights
-        known = frozenset[str]() if source is None else source.parameters
-        read_alone = [name for name in names if name in known]
-        layer = materialize_layer(
-            stack, self.index, seed=seed, device="cpu", tied=False,
-            empty=[name.removeprefix(prefix) for name in read_alone],
-        )  # fmt: skip
-        named = {f"{prefix}{path}": p.detach() for path, p in layer.named_parameters()}
-        masters = [named[weight.name].float() for weight in self.parameters.owned]
-        self.state.create(masters, staging)
-        if self.frozen is None or left:
-            return
-
-        def full_weight(name: str) -> Tensor:
-            # One at a time is in memory.
-            return named[name] if source is None or name not in read_alone else source.read(name)
-
-        self.frozen.create(full_weight)
-
-    def load(self, checkpoint: Checkpoint, staging: StagingBuffers) -> None:
-        """Takes the state of a checkpoint, without copying where the layout is the same.
-
-        Args:
-            checkpoint: a complete checkpoint, with every layer in one file.
-            staging: buffers to copy through.
-
-        Raises:
-            CheckpointError: the checkpoint is of another model, or refers to files that changed.
-            OSError: the disk is full, or the folder cannot be written to.
-        """
-        layer, manifest = self.parameters, checkpoint.manifest
-        if not (layer.owned or layer.frozen or layer.persistent_buffers):
-            return
-        file = checkpoint.path / layer_file(self.index)
-        buffers = layer.persistent_buffers.items()
-        read_tensors(file, {f"buffer/{name}": buffer for name, buffer in buffers})
-        self.state.adopt_checkpoint(file, manifest.step, staging, seed=manifest.seed)
-        if self.frozen is not None:
-            load_frozen(self.frozen, file, partial(_saved_weight, file))
-
-
-def offloaded_layers(
-    layers: Sequence[LayerParameters],
-    states: Mapping[int, OffloadedLayerState],
-    frozen: Mapping[int, FrozenWeights],
-) -> Iterator[OffloadedLayer]:
-    """What is offloaded of each layer, by the states and the frozen weights of layers."""
-    for index, state in states.items():
-        yield OffloadedLayer(
-            index=index, parameters=layers[index], state=state, frozen=frozen.get(index)
-        )
-
-
-def load_frozen(frozen: FrozenWeights, file: Path, full_weight: Callable[[str], Tensor]) -> None:
-    """Takes frozen weights from beside a layer's file, or copies them.
-
-    Args:
-        frozen: the weights.
-        file: the layer's file in a checkpoint.
-        full_weight: gives a weight of the checkpoint by its name.
+def create_state(
+    tier: OffloadTier, shard: LayerShard, state: OffloadedLayerState, frozen: FrozenWeights | None
+) -> None:
+    """Creates the state of a new run; frozen weights that stand in files are left there.
 
     Raises:
-        BaseChangedError: files that the checkpoint refers to were changed.
+        OSError: the disk is full, or the folder cannot be written to.
     """
-    places = read_places(places_file(file))
-    is_left = places is not None and frozen.leave_in(places.weights)
-    if not (is_left or frozen.adopt(frozen_file(file))):
-        frozen.create(full_weight)
+    stack, places = tier.context.stack, tier.places
+    whole = {name: places[name] for name in shard.frozen_of_layer if name in places}
+    left = frozen is not None and leave_shard_in(frozen, shard, whole)
+    source, prefix = stack.weights, f"{shard.name}."
+    known = frozenset[str]() if source is None else source.parameters
+    read_alone = {weight.name for weight in shard.frozen if weight.name in known}
+    unused = {*shard.shapes} - {*shard.pieces} | read_alone | {*(whole if left else ())}
+    layer = materialize_layer(
+        stack, shard.index, seed=tier.context.seed, device="cpu", tied=False,
+        empty=[name.removeprefix(prefix) for name in unused],
+    )  # fmt: skip
+    named = {f"{prefix}{path}": p.detach() for path, p in layer.named_parameters()}
+    masters = [shard.values(segment, named.__getitem__) for segment in shard.segments]
+    state.create(masters, tier.staging)
+    if frozen is None or left:
+        return
+
+    def full_weight(name: str) -> Tensor:
+        # One at a time is in memory.
+        return named[name] if source is None or name not in read_alone else source.read(name)
+
+    frozen.create(shard.frozen_values(full_weight))
 
 
-def _saved_weight(file: Path, name: str) -> Tensor:
-    """A weight of a checkpoint's file by its full name."""
-    return read_tensor(file, f"weight/{name}")
+def load_state(
+    checkpoint: Checkpoint, layer: LayerParameters, staging: StagingBuffers, shard: LayerShard,
+    state: OffloadedLayerState, frozen: FrozenWeights | None,
+) -> None:  # fmt: skip
+    """Takes the state of a checkpoint, without copying where the layout is the same.
+
+    Raises:
+        CheckpointError: the checkpoint is of another model, or refers to files that changed.
+        OSError: the disk is full, or the folder cannot be written to.
+    """
+    index = shard.index
+    if not (shard.segments or shard.frozen_segments or layer.persistent_buffers):
+        return
+    if shard.is_full_layer:
+        file, manifest = checkpoint.path / layer_file(index), checkpoint.manifest
+        buffers = layer.persistent_buffers.items()
+        read_tensors(file, {f"buffer/{name}": buffer for name, buffer in buffers})
+        state.adopt_checkpoint(file, manifest.step, staging, seed=manifest.seed)
+    else:
+        weights = _new_segments(shard)
+        load_layer_shard(checkpoint, index, weights, layer, shard.pieces)
+        state.create(
+            [weight.master.detach() for weight in weights], staging,
+            [weight.moments for weight in weights],
+            updates=[int(weight.steps) for weight in weights],
+            averages=[weight.average for weight in weights],
+            factors=[weight.factors for weight in weights],
+        )  # fmt: skip
+    if frozen is not None:
+        load_frozen_shard(frozen, shard, checkpoint)
+
+
+def _new_segments(shard: LayerShard) -> list[MasterParameter]:
+    """The segments that this rank updates, to be filled from a checkpoint."""
+    state, dtype = state_format(shard.part.plan), stored_dtype(shard.part.plan)
+    return [
+        new_master_parameter(
+            segment.name, master, master, state,
+            decays=segment.decays, matrix=segment.matrix, offset=segment.weight_offset,
+            factors=state.new_factors(shard.pieces[segment.name].full_shape, master),
+        )
+        for segment in shard.segments
+        for master in (torch.zeros(segment.shape, dtype=dtype),)
+    ]  # fmt: skip
 
 
 def leave_shard_in(
@@ -163,23 +136,15 @@ def leave_shard_in(
     return frozen.leave_in(parts, whole)
 
 
-def load_frozen_shard(
-    frozen: FrozenWeights, shard: LayerShard, checkpoint: Checkpoint, index: int
-) -> None:
-    """Takes one rank's part of frozen weights from a checkpoint.
-
-    Args:
-        frozen: the rank's part of one layer.
-        shard: what the rank has of the layer.
-        checkpoint: a complete checkpoint, with every layer in one file.
-        index: index of the layer.
+def load_frozen_shard(frozen: FrozenWeights, shard: LayerShard, checkpoint: Checkpoint) -> None:
+    """Takes one rank's part of frozen weights from a checkpoint, or from beside its files.
 
     Raises:
         BaseChangedError: files that the checkpoint refers to were changed.
     """
-    file = checkpoint.path / layer_file(index)
+    file = checkpoint.path / layer_file(shard.index)
     places = read_places(places_file(file))
     is_left = places is not None and leave_shard_in(frozen, shard, places.weights)
     if not (is_left or frozen.adopt(frozen_file(file))):
-        full_weight = partial(read_weight, checkpoint, index, shard.pieces)
-        frozen.create(shard.frozen_values(full_weight).__getitem__)
+        full_weight = partial(read_weight, checkpoint, shard.index, shard.pieces)
+        frozen.create(shard.frozen_values(full_weight))

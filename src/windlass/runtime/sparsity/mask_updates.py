@@ -13,10 +13,9 @@ from torch import Tensor, nn
 
 from windlass.models import LayerStack, TensorParallelRank, layer_sharding
 from windlass.runtime.distributed.process_groups import ProcessGroups
-from windlass.runtime.distributed.shards.sharded_store import ShardedStore
 from windlass.runtime.layer_templates import LayerTemplate
 from windlass.runtime.optimizer_state.dtypes import master_dtype
-from windlass.runtime.param_store import InMemoryStore, ParamStore
+from windlass.runtime.param_store import ParamStore
 from windlass.runtime.rank_context import RankContext
 from windlass.schema import SparsityRequest
 from windlass.sparsity import (
@@ -63,8 +62,6 @@ def mask_updates(
     sparsity = context.sparsity
     if sparsity is None or not sparsity.changes_masks:
         return None
-    if not isinstance(store, InMemoryStore | ShardedStore):
-        raise TypeError("masks change only where the optimizer state is in device memory")
     return MaskUpdates(context, sparsity, store, templates, groups)
 
 
@@ -83,7 +80,7 @@ class MaskUpdates:
         self,
         context: RankContext,
         sparsity: SparsityRequest,
-        store: InMemoryStore | ShardedStore,
+        store: ParamStore,
         templates: Sequence[LayerTemplate],
         groups: ProcessGroups | None,
     ) -> None:

@@ -1,6 +1,7 @@
 """What one rank holds of one layer: flat shards of its weights and gradients, as in FSDP and ZeRO.
 
-Tensor parallelism gives the rank a part of each weight. The parts of all weights that the layer
+The only rank of a run holds each weight as it is: its one segment is the whole weight. Otherwise
+tensor parallelism gives the rank a part of each weight. The parts of all weights that the layer
 owns are laid out flat. Between uses, each of the data-parallel ranks that share a layer keeps a
 shard of that flat layer, and updates a part of the shard. Gradients are accumulated in one flat
 buffer; after the reductions only the part that this rank updates is left. Frozen weights are laid
@@ -9,6 +10,7 @@ out flat by themselves, in shards that nobody updates.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +23,7 @@ from windlass.program import (
     parameter_shard_index,
     updates_per_shard,
 )
+from windlass.runtime.checkpoint.checkpoint import layer_file
 from windlass.runtime.distributed.flat_weights import (
     FlatGradBuffer,
     FlatGradParameter,
@@ -32,6 +35,7 @@ from windlass.runtime.distributed.process_groups import (
     TENSOR_AXES,
     PendingCollective,
     ProcessGroups,
+    SingleProcess,
 )
 from windlass.runtime.optimizer_state.dtypes import DTYPES, grad_accum_dtype, stored_dtype
 from windlass.runtime.parameters import (
@@ -51,37 +55,41 @@ class LayerShard:
 
     Args:
         context: what this rank runs.
-        groups: its process groups.
+        groups: its process groups; None for the only rank.
         index: index of the layer.
         layer: the layer, with real buffers.
         part: the part.
     """
 
     def __init__(
-        self, context: RankContext, groups: ProcessGroups, index: int, layer: nn.Module,
+        self, context: RankContext, groups: ProcessGroups | None, index: int, layer: nn.Module,
         part: WeightPart,
     ) -> None:  # fmt: skip
         self.part = part
         """Which weights, and who shares them."""
-        plan, stack = self.part.plan, context.stack
+        plan, stack, rank = self.part.plan, context.stack, groups or SingleProcess()
         tensor_parallel, optim_shard = (
-            groups.tensor_parallel,
+            rank.tensor_parallel,
             optimizer_shard_index(self.part.data_rank, plan),
         )
-        self._groups, self._name = groups, stack.names[index]
+        self.groups = groups
+        """The rank's process groups; None if it is the only one, which has nothing flat."""
+        self._is_first_replica = tensor_parallel.is_first_replica
+        self.index, self.name = index, stack.names[index]
         # The layer itself is not kept: its weights are those of all ranks.
         self._buffers = tuple(layer.buffers())
-        self._persistent_buffers = persistent_buffers(self._name, layer)
+        self.persistent_buffers = persistent_buffers(self.name, layer)
+        """Buffers that belong in a checkpoint, by full name."""
         self._device, self._dtype = context.device.torch_device, stored_dtype(plan)
         self._precision = plan.precision
         self._law = optimizer_law(plan.optimizer)
         self.is_hidden = is_hidden(index, stack)
         """Whether the layer is neither the first nor the last one."""
         parts = param_shards(layer, layer_sharding(stack, index), tensor_parallel)
-        divided = expert_parameters(layer) if groups.experts.degree > 1 else frozenset()
+        divided = expert_parameters(layer) if rank.experts.degree > 1 else frozenset()
         self.shapes = {
             self._full_name(name): torch.Size(
-                groups.experts.shape(piece.shape) if name in divided else piece.shape
+                rank.experts.shape(piece.shape) if name in divided else piece.shape
             )
             for name, piece in parts.items()
         }
@@ -128,7 +136,7 @@ class LayerShard:
         """First element of that shard in the flat frozen weights."""
         self.saves_frozen = optim_shard % updates_per_shard(plan) == 0
         """Whether this rank saves its shard of frozen weights, which others may have too."""
-        apart = 2 * groups.coord.data_rank + (self.part.experts is not None)
+        apart = 2 * rank.coord.data_rank + (self.part.experts is not None)
         self.file_part = (tensor_parallel.label, apart if divided else optim_shard)
         """Label of the tensor-parallel rank, and a number for what it has that others have not: of
         the optimizer shard, or of the part and the replica where experts are divided."""
@@ -138,11 +146,15 @@ class LayerShard:
         self.is_full_layer = is_whole and not divided
         """Whether this rank updates the full layer."""
         self._pending: tuple[PendingCollective, set[str]] | None = None
-        self.grads = FlatGradBuffer(self.elements, grad_accum_dtype(plan), self._device)
-        self.parameters = tuple(
-            FlatGradParameter(
+        self._grads = FlatGradBuffer(self.elements, grad_accum_dtype(plan), self._device)
+        self.parameters: tuple[FlatParameter, ...] = tuple(
+            FlatParameter(
+                name=name, working=NOT_LOADED, shape=self.shapes[name], flat_offset=offset
+            )
+            if groups is None
+            else FlatGradParameter(
                 name=name, working=NOT_LOADED, shape=self.shapes[name], flat_offset=offset,
-                grads=self.grads,
+                grads=self._grads,
             )
             for name, offset in trained.items()
         )  # fmt: skip
@@ -165,7 +177,7 @@ class LayerShard:
         """What this rank keeps of frozen weights."""
 
     def _full_name(self, inner: str) -> str:
-        return f"{self._name}.{inner}"
+        return f"{self.name}.{inner}"
 
     def _laid_out(self, names: Iterable[str]) -> tuple[dict[str, int], int]:
         """First element of each weight, one behind the other, and the elements of all."""
@@ -182,9 +194,9 @@ class LayerShard:
         for weight in weights:
             count = weight.shape.numel()
             low, high = max(weight.flat_offset, begin), min(weight.flat_offset + count, end)
-            if low < high:
+            if low < high or self.groups is None:
                 shape = weight.shape if high - low == count else torch.Size((high - low,))
-                offset = low - weight.flat_offset + self._first_element(weight)
+                offset = low - weight.flat_offset + self._first_element(weight.name)
                 yield Segment(
                     weight.name, offset, low - begin, shape,
                     decays=len(self.pieces[weight.name].full_shape) >= 2,
@@ -193,10 +205,26 @@ class LayerShard:
                     ),
                 )  # fmt: skip
 
-    def _first_element(self, weight: FlatParameter) -> int:
+    def _first_element(self, name: str) -> int:
         """First element of a weight that this rank has, of a tensor-parallel rank's part of it."""
         experts = self.part.experts
-        return 0 if experts is None else experts.index * weight.shape.numel()
+        return 0 if experts is None else experts.index * self.shapes[name].numel()
+
+    def values(self, segment: Segment, full_weight: Callable[[str], Tensor]) -> Tensor:
+        """A segment's values, of a weight that `full_weight` gives in full by its full name."""
+        begin = segment.weight_offset - self._first_element(segment.name)
+        part = self._own_part(segment.name, full_weight).reshape(-1)
+        return part[begin:][: segment.shape.numel()].view(segment.shape)
+
+    def frozen_values(self, full_weight: Callable[[str], Tensor]) -> Callable[[str], Tensor]:
+        """Gives this rank's segments of frozen weights by their names in a checkpoint."""
+        segments = {self.checkpoint_name(segment): segment for segment in self.frozen_segments}
+        return lambda name: self.values(segments[name], full_weight)
+
+    def _own_part(self, name: str, full_weight: Callable[[str], Tensor]) -> Tensor:
+        """What this rank has of a weight while a layer computes."""
+        part = self.pieces[name].extract(full_weight(name))
+        return part if self.part.experts is None else self.part.experts.own(part)
 
     def checkpoint_name(self, segment: Segment) -> str:
         """The name of a segment in a checkpoint."""
@@ -204,54 +232,31 @@ class LayerShard:
             return segment.name
         return f"{segment.name}{SHARD_SEPARATOR}{segment.weight_offset}"
 
-    def flatten(self, layer: nn.Module) -> Tensor:
-        """This rank's tensor-parallel part of the layer's trained weights, `[elements]`.
-
-        Args:
-            layer: the layer, with real weights.
-        """
+    def flat_weights(self, full_weight: Callable[[str], Tensor]) -> Tensor:
+        """This rank's tensor-parallel part of the layer's trained weights, `[elements]`."""
         flat = torch.zeros(self.elements, dtype=self._dtype, device=self._device)
-        named = {self._full_name(n): p.detach() for n, p in layer.named_parameters()}
-        self._fill(flat, self.parameters, named.__getitem__)
+        self._fill(flat, self.parameters, full_weight)
         return flat
 
     def frozen_shard(self, full_weight: Callable[[str], Tensor]) -> Tensor:
-        """This rank's shard of the layer's frozen weights, `[frozen_shard_elements]`.
-
-        Args:
-            full_weight: gives a weight in full by its full name.
-        """
+        """This rank's shard of the layer's frozen weights, `[frozen_shard_elements]`."""
         dtype = DTYPES[self._precision]
         flat = torch.zeros(self.frozen_elements, dtype=dtype, device=self._device)
         self._fill(flat, self.frozen, full_weight)
         shard = flat[self.frozen_shard_begin :][: self.frozen_shard_elements]
         return shard.clone() if len(shard) < len(flat) else shard
 
-    def frozen_values(self, full_weight: Callable[[str], Tensor]) -> dict[str, Tensor]:
-        """This rank's segments of the layer's frozen weights, by their names in a checkpoint.
-
-        Args:
-            full_weight: gives a weight in full by its full name.
-        """
-        shard = self.frozen_shard(full_weight)
-        return {
-            self.checkpoint_name(segment): shard[segment.shard_slice].view(segment.shape)
-            for segment in self.frozen_segments
-        }
-
     def _fill(
         self, flat: Tensor, weights: Sequence[FlatParameter], full_weight: Callable[[str], Tensor]
     ) -> None:
         """Copies a rank's part of weights to their places in a flat layer."""
         for weight in weights:
-            part = self.pieces[weight.name].extract(full_weight(weight.name))
-            if self.part.experts is not None:
-                part = self.part.experts.own(part)
+            part = self._own_part(weight.name, full_weight)
             flat[weight.flat_slice] = part.reshape(-1).to(flat.dtype)
 
     def layer_parameters(
         self, by_name: dict[str, ModelParameter], tied_weights: Mapping[str, str],
-        others: Sequence["LayerShard"] = (),
+        owned: Sequence[ModelParameter], frozen: Sequence[ModelParameter],
     ) -> LayerParameters:  # fmt: skip
         """What the layer computes with: its own weights and the tied ones.
 
@@ -259,11 +264,9 @@ class LayerShard:
             by_name: parameters of the layers before, by full name; extended by those of this layer
                 and by tied weights that another stage will send.
             tied_weights: full name of a tied weight to that of its owner.
-            others: the layer's other parts.
+            owned: the weights of all its parts that are updated.
+            frozen: those that are not.
         """
-        parts = (self, *others)
-        owned = tuple(weight for part in parts for weight in part.parameters)
-        frozen = tuple(weight for part in parts for weight in part.frozen)
         by_name |= {weight.name: weight for weight in (*owned, *frozen)}
         for name, shape in self.shapes.items():
             owner = tied_weights.get(name, name)
@@ -272,12 +275,12 @@ class LayerShard:
                     name=owner, working=NOT_LOADED, shape=shape, frozen=name in self._frozen_names
                 )
         return LayerParameters(
-            name=self._name,
-            owned=owned,
-            frozen=frozen,
+            name=self.name,
+            owned=tuple(owned),
+            frozen=tuple(frozen),
             used=tuple(by_name[tied_weights.get(name, name)] for name in self.shapes),
             buffers=self._buffers,
-            persistent_buffers=self._persistent_buffers,
+            persistent_buffers=self.persistent_buffers,
         )
 
     def use_full_weights(self, flat: Tensor) -> None:
@@ -298,13 +301,20 @@ class LayerShard:
     def start_reduce(self) -> None:
         """Starts to sum the gradient over tensor-parallel and data-parallel ranks."""
         names = self._finish_accumulation()
-        if self.parameters:
+        if self.groups is not None and self.parameters:
             flat = self._take_flat_gradient(names)
-            self._sum_replicated(flat)
-            self._pending = self._groups.reduce_grads(flat, self.part), names
+            self._sum_replicated(flat, self.groups)
+            self._pending = self.groups.reduce_grads(flat, self.part), names
 
     def reduced_grads(self) -> list[Tensor | None]:
         """The reduced gradient of each segment, handed over; None for a weight without one."""
+        if self.groups is None:
+            for weight in self.parameters:
+                weight.flush_sparse_gradient()
+            gradients = [weight.gradient for weight in self.parameters]
+            for weight in self.parameters:
+                weight.clear_gradient()
+            return gradients
         if self._pending is not None:
             (pending, names), self._pending = self._pending, None
             return self._by_segment(pending.wait(), names)
@@ -315,7 +325,7 @@ class LayerShard:
 
     def discard_grads(self) -> None:
         """Drops the gradients of a step that was aborted."""
-        self.grads.discard()
+        self._grads.discard()
         self._pending = None
 
     def _finish_accumulation(self) -> set[str]:
@@ -332,16 +342,16 @@ class LayerShard:
 
     def _take_flat_gradient(self, names: set[str]) -> Tensor:
         """The flat gradient, `[elements]`: zero in the padding and for weights not in `names`."""
-        flat = self.grads.take()
+        flat = self._grads.take()
         for weight in self.parameters:
             if weight.name not in names:
                 flat[weight.flat_slice].zero_()
         flat[self._weight_elements :].zero_()
         return flat
 
-    def _sum_replicated(self, flat: Tensor) -> None:
+    def _sum_replicated(self, flat: Tensor, groups: ProcessGroups) -> None:
         """Sums the gradients of weights that several tensor-parallel ranks hold alike."""
-        for axis in TENSOR_AXES if self._groups.tensor_parallel.degree > 1 else ():
+        for axis in TENSOR_AXES if groups.tensor_parallel.degree > 1 else ():
             views = [
                 flat[weight.flat_slice]
                 for weight in self.parameters
@@ -349,7 +359,7 @@ class LayerShard:
             ]
             if views:
                 replicated = torch.cat(views)
-                self._groups.all_reduce_tensor_parallel(replicated, axis)
+                groups.all_reduce_tensor_parallel(replicated, axis)
                 parts = replicated.split([len(view) for view in views])
                 for view, part in zip(views, parts, strict=True):
                     view.copy_(part)
@@ -365,19 +375,21 @@ class LayerShard:
 
         Only the first of the tensor-parallel ranks that hold the same values does.
         """
-        replicated_over = self.pieces[segment.name].replicated_over
-        return self._groups.tensor_parallel.is_first_replica(replicated_over)
+        return self._is_first_replica(self.pieces[segment.name].replicated_over)
 
+    @property
+    def is_saved(self) -> bool:
+        """Whether this rank writes it to checkpoints.
 
-def remote_layer_parameters(name: str) -> LayerParameters:
-    """The empty parameters of a layer that belongs to another stage."""
-    return LayerParameters(name=name, owned=(), used=(), buffers=(), persistent_buffers={})
+        Data-parallel ranks that hold the same shard take turns, layer by layer.
+        """
+        plan = self.part.plan
+        shards = plan.sharding.optimizer
+        turn = self.index % (plan.parallel.replicas // shards)
+        return self.part.data_rank // shards == turn
 
-
-def writes_checkpoint(layer: int, part: WeightPart) -> bool:
-    """Whether this rank writes its shard of a layer, or of a part of it, to checkpoints.
-
-    Data-parallel ranks that hold the same shard take turns, layer by layer.
-    """
-    shards = part.plan.sharding.optimizer
-    return part.data_rank // shards == layer % (part.plan.parallel.replicas // shards)
+    def checkpoint_file(self, to: Path) -> Path:
+        """Its file in a checkpoint, given that of the full layer."""
+        if self.is_full_layer:
+            return to
+        return to.with_name(layer_file(self.index, shard=self.file_part))
