@@ -24,8 +24,6 @@ class BlockScores:
 
     Args:
         template: the module that computes; its sparse linear layers are given an input more.
-        device: device of its tensors.
-        dtype: type in which gradients are summed.
     """
 
     def __init__(self, template: nn.Module, device: torch.device, dtype: torch.dtype) -> None:

@@ -35,13 +35,8 @@ class ComputeHandlers:
     """The compute handlers of one rank, with the tensors they hold while a step runs.
 
     Args:
-        context: the rank's plan, program and device.
-        store: weights and optimizer state.
         templates: one template per layer.
-        optimizer: updates the weights.
-        batches: provides the tokens of a micro-batch.
         stop: asked before each micro-batch; with several ranks, at the end of a step.
-        dist: the ranks of the run.
         activations: offloads layer outputs; None if they stay in device memory.
     """
 

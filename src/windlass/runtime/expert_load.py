@@ -36,10 +36,7 @@ class ExpertLoad:
     """The load of all experts of a model in one step, over all micro-batches and ranks.
 
     Args:
-        layers: all layers of the model.
         templates: one template per layer.
-        computed: the layers whose forward pass runs on this rank.
-        device: the device that computes.
         counts: whether this rank's tokens count; one of all tensor-parallel ranks does.
     """
 

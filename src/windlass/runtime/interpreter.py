@@ -60,8 +60,6 @@ class Interpreter:
     """Runs a rank's program once per step, and times it.
 
     Args:
-        program: the instructions of one step on one rank.
-        handlers: a handler for each instruction kind in the program.
         timer: `timer_for` the device.
         heartbeat: its slot 1 is set to the index of each instruction as it begins; None if no
             watchdog reads it.
@@ -186,7 +184,6 @@ def timer_for(device: Device, length: int) -> InstructionTimer:
     Args:
         device: the device that computes; handlers only enqueue on an asynchronous one, so its
             events are timed.
-        length: number of instructions in one step.
     """
     return EventTimer(device, length) if device.is_asynchronous else HostTimer(length)
 

@@ -45,14 +45,7 @@ def sample_keys(seed: int, step: int, first: int, count: int) -> Tensor:
 
 
 def generator_seed(seed: int, step: int, layer: int, sample: int) -> int:
-    """Seed of torch's generator for one call of a layer.
-
-    Args:
-        seed: seed of the run.
-        step: step number.
-        layer: index of the layer.
-        sample: index of the micro-batch's first sample in the global batch.
-    """
+    """Seed of torch's generator for one call of a layer."""
     return _mix(_mix(_mix(_mix(seed) ^ step) ^ layer) ^ sample) >> 1
 
 
@@ -110,7 +103,6 @@ class KeyedDropout(nn.Module):
 
     Args:
         rate: share of elements that become zero; the others grow by `1 / (1 - rate)`.
-        position: index among the keyed modules of one layer.
         shard: the elements of a sample that a tensor-parallel rank has; None: all.
     """
 

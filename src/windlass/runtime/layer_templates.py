@@ -61,12 +61,9 @@ class LayerTemplate:
         layer: any layer of the type, or its tensor-parallel shard, on any device; it is copied to
             the meta device without its weights.
         last: whether its output are logits, so that it includes the loss.
-        compiled: whether to compile it.
         fused: whether the loss is computed with the projection to the vocabulary, so that the
             logits never exist whole.
-        attention: how attention is computed.
         z_loss: factor of the mean of `log^2 Z`, whose gradient joins the loss's.
-        float8: whether its linear layers multiply 8-bit factors.
     """
 
     def __init__(
@@ -119,12 +116,7 @@ class LayerTemplate:
             )
 
     def score_blocks(self, device: torch.device, dtype: torch.dtype = torch.float32) -> None:
-        """Lets backward passes compute scores of absent blocks, at the steps that ask for them.
-
-        Args:
-            device: the device that computes.
-            dtype: type in which gradients are summed.
-        """
+        """Lets backward passes compute scores of absent blocks, at the steps that ask for them."""
         self._scores = BlockScores(self._module, device, dtype)
 
     def ask_for_scores(self, *, active: bool) -> None:
@@ -347,13 +339,11 @@ def layer_templates(
 
     Args:
         stack: the model; its weights are not touched.
-        compiled: whether to compile the templates.
         loss: whether the last one fuses its loss with its projection to the vocabulary.
         attention: how they compute attention; None means `flash`.
         tp_rank: the tensor-parallel rank that computes; None for full layers.
         experts: the rank among those that divide experts; None for all experts.
         context: the rank among those that divide sequences; None for whole sequences.
-        sequence: tokens of a whole sequence, where they are divided.
         z_loss: factor of the mean of `log^2 Z`, whose gradient joins the loss's.
         float8: whether linear layers between the first and the last one multiply 8-bit factors.
     """

@@ -53,9 +53,6 @@ class PeakMemory:
 
     Where the system does not let a process reset its peak, memory used earlier counts too, and a
     sample returns the current memory.
-
-    Args:
-        device: the device whose memory is measured.
     """
 
     def __init__(self, device: Device) -> None:

@@ -38,11 +38,9 @@ class ParamStore:
     """A rank's weights and optimizer state, as handlers, training loop and saver see them.
 
     Args:
-        context: the rank's plan, model and device.
         optimizer: optimizer, applied at once or in the transfer queue.
         groups: the rank's process groups; None for the only rank.
         queue: the queue of all transfers; None if the plan offloads nothing.
-        before_update: called with a layer's index before its state changes.
     """
 
     def __init__(
@@ -301,7 +299,6 @@ class ParamStore:
         """`Float32[n]`: norm of each kept block of a sparse weight, the same on all its ranks.
 
         Args:
-            layer: index of the layer.
             name: full name of the values, `[n B B]`.
         """
         return self._on_device(layer).block_norms(name)
@@ -310,7 +307,6 @@ class ParamStore:
         """Zeroes kept blocks of a sparse weight and their optimizer state, between two steps.
 
         Args:
-            layer: index of the layer.
             name: full name of the values, `[n B B]`.
             slots: positions of the blocks in the full values, `Int64[m]`.
         """
@@ -326,7 +322,6 @@ class ParamStore:
         """Saves what this rank saves of a layer's state, which may change once this returns.
 
         Args:
-            layer: index of the layer.
             to: the file for a full layer; a shard is written to a file beside it.
 
         Returns:
@@ -367,8 +362,6 @@ def write_checkpoint_file(
     """Writes a checkpoint file from (key, tensor) pairs; none if there are none.
 
     Args:
-        named: the pairs.
-        to: the file.
         staging: what an accelerator's tensors pass through; None if they are in host memory.
     """
     tensors = dict(named)

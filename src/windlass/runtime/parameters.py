@@ -72,12 +72,7 @@ class ModelParameter:
                 total.add_(piece)
 
     def _add_rows(self, rows: Tensor, dtype: torch.dtype) -> None:
-        """Adds a gradient of looked-up rows, each of which may occur several times.
-
-        Args:
-            rows: the gradient, sparse.
-            dtype: in which it is added.
-        """
+        """Adds a gradient of looked-up rows, each of which may occur several times."""
         if rows.is_cpu:
             rows = rows.to(dtype)
             total = rows if self.sparse_gradient is None else self.sparse_gradient + rows
@@ -160,12 +155,7 @@ class MasterParameter(ModelParameter):
         return value.detach().requires_grad_()
 
     def reset_elements(self, first: int, last: int) -> None:
-        """Zeroes some elements of the full weight and their moments, as far as they are here.
-
-        Args:
-            first: first element, of this tensor-parallel rank's part of the weight.
-            last: the one after the last element.
-        """
+        """Zeroes some elements of the full weight and their moments, as far as they are here."""
         begin, end = max(0, first - self.offset), min(self.master.numel(), last - self.offset)
         if begin < end:
             moments = (moment.values for moment in self.moments)
@@ -208,11 +198,7 @@ class ResidentLayer(LayerParameters):
     owned: tuple[MasterParameter, ...]
 
     def checkpoint_tensors(self, *, moments: bool = True) -> Iterator[tuple[str, Tensor]]:
-        """The checkpoint entries of this layer, as (key, tensor).
-
-        Args:
-            moments: whether to include optimizer state.
-        """
+        """The checkpoint entries of this layer, as (key, tensor)."""
         yield from checkpoint_tensors(
             self.owned, self.persistent_buffers, moments=moments,
             frozen=[(weight.name, weight.working) for weight in self.frozen],
@@ -230,10 +216,8 @@ def checkpoint_tensors(
     """The checkpoint entries of some parameters, as (key, tensor).
 
     Args:
-        weights: parameters of one layer.
         buffers: buffers of the layer by full name.
         frozen: values of the parameters that are never updated, by name, or shards by their keys.
-        moments: whether to include optimizer state.
         full: whether these are full weights; the key of a shard contains its offset.
     """
     for name, values in frozen:
@@ -269,8 +253,6 @@ def resident_layers(
         stack: the model; a layer on the meta device gets weights derived from `seed` and their
             names.
         seed: seed of the initial weights.
-        precision: precision that layers compute in.
-        device: device of all tensors.
         state: what the optimizer keeps of each weight; None means AdamW's moments.
     """
     state = state or StateFormat(optimizer_law(None))
@@ -349,13 +331,7 @@ def new_master_parameter(
     """A parameter, or a shard of one, before its first update.
 
     Args:
-        name: name of the full parameter.
-        master: master weights, changed by updates.
         working: weights that layers compute with; may be the same tensor.
-        state: what the optimizer keeps.
-        decays: whether weight decay applies.
-        matrix: whether the optimizer updates it as a matrix.
-        offset: first element of the shard in the full parameter.
         factors: second moment of the full parameter by rows and columns; None if none is kept.
     """
     return MasterParameter(

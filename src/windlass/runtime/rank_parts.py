@@ -34,15 +34,7 @@ from windlass.torch_ext import sealed_compile_cache
 
 
 class RankParts:
-    """The store, the handlers, the communicators, the checkpoints and the evaluations of a rank.
-
-    Args:
-        context: what this rank runs.
-        batches: training and held-out sequences.
-        stop: asked before each micro-batch.
-        heartbeat: receives the step and the index of each instruction as it begins.
-        wrap_handlers: takes all handlers and returns those to run in their place.
-    """
+    """The store, the handlers, the communicators, the checkpoints and the evaluations of a rank."""
 
     def __init__(
         self,
@@ -244,7 +236,6 @@ def _templates_for(
     """The template of each layer, as the plan computes it on this rank.
 
     Args:
-        context: what this rank runs.
         groups: its groups; None if it is the only rank.
         whole: whether templates take whole sequences, even if ranks divide those of training.
     """

@@ -36,10 +36,7 @@ class StepGraph:
     """Runs steps of a rank that has no others.
 
     Args:
-        context: the rank's program and device.
-        compute: computes the steps.
         templates: one template per layer.
-        before_update: called with a layer's index before its state changes.
 
     Raises:
         PlanError: the device records no work.
@@ -163,13 +160,7 @@ _AFTER_PASSES = ("grad_norm", "update", "sync")
 
 
 class _RecordedPasses:
-    """Recorded passes, with the tensors in which each replay leaves its results.
-
-    Args:
-        work: the recorded work.
-        compute: what held those tensors when it was recorded.
-        weights: all weights with a gradient.
-    """
+    """Recorded passes, with the tensors in which each replay leaves its results."""
 
     def __init__(
         self, work: RecordedWork, compute: ComputeHandlers, weights: Sequence[ModelParameter]

@@ -18,18 +18,7 @@ from windlass.runtime.step.step_state import LossScale, StepState
 
 
 class StepOutcome:
-    """What comes of the passes of a step, the same on all ranks.
-
-    Args:
-        context: the rank's plan, program and device.
-        store: weights and optimizer state.
-        optimizer: takes norms and updates the weights.
-        inputs: what the step takes from the host.
-        batches: provides the samples that an error names.
-        experts: which experts the tokens of the step took.
-        stop: asked at the end of a step of several ranks.
-        dist: the ranks of the run.
-    """
+    """What comes of the passes of a step, the same on all ranks."""
 
     def __init__(
         self,
@@ -160,7 +149,6 @@ class StepOutcome:
         """Sums loss, norm and requests to stop over all ranks; the host waits for all at once.
 
         Args:
-            state: of the step.
             totals: `StepState.totals` of this rank.
         """
         square, loss, all_finite, *counts = self._experts.beside(totals).cpu().tolist()

@@ -64,12 +64,8 @@ def train_loop(
     Args:
         context: what this rank runs. With a graph, this process is one of several ranks, has
             initialized torch.distributed, and yields the same steps as all others do.
-        batches: training and held-out sequences.
         resume: the checkpoint to resume from; None starts from the beginning.
         stop: asked before each micro-batch; True saves the last complete step and ends.
-        recorder: records the timeline of some steps.
-        heartbeat: receives the step and the index of each instruction as it begins.
-        wrap_handlers: takes all handlers and returns those to run in their place.
         engine: what computes the steps, made from all of this; by default the own runtime.
 
     Raises:

@@ -42,11 +42,6 @@ class AsyncSaver:
 
     Args:
         folder: checkpoint folder; created when the first checkpoint is written.
-        layers: number of layers to save.
-        keep: number of checkpoints to keep.
-        save_layer: saves one layer.
-        device: the device whose state is saved.
-        rank: rank of this process.
         world_size: number of ranks that write one checkpoint together; rank 0 completes it.
     """
 

@@ -107,9 +107,6 @@ class CheckpointHold:
     It is kept until `release`, or until nothing refers to it. A file system without locks keeps
     nothing.
 
-    Args:
-        path: the checkpoint.
-
     Raises:
         FileNotFoundError: it is gone, or about to be.
     """
@@ -155,7 +152,6 @@ def layer_file(index: int, *, shard: tuple[str, int] | None = None) -> str:
     """The file name of a layer, or of one rank's shard of it.
 
     Args:
-        index: index of the layer.
         shard: tensor-parallel rank (`3`, or `1x0` for row and column of a grid) and index of the
             optimizer shard; None for the full layer.
     """
@@ -215,7 +211,6 @@ def latest_checkpoint(folder: Path, *, holds: bool = False) -> Checkpoint | None
     """The newest complete checkpoint; None if the folder contains none at all.
 
     Args:
-        folder: the checkpoints of a run.
         holds: keeps the run, which may go on meanwhile, from removing what is read.
 
     Raises:
@@ -280,9 +275,7 @@ def link_checkpoint(source: Checkpoint, folder: Path, manifest: Manifest) -> Che
     """Publishes the files of a checkpoint as a checkpoint of another run, without copying them.
 
     Args:
-        source: a complete checkpoint; files on another disk are copied.
         folder: the other run's folder of checkpoints; created if missing.
-        manifest: step, samples, seed and labels of the new checkpoint.
 
     Raises:
         StorageError: the disk is full, or the folder is not writable.

@@ -38,13 +38,7 @@ def read_moments(
     update before saving would have.
 
     Args:
-        path: file of a layer.
         name: full name of the parameter.
-        shape: shape of the parameter.
-        moments: the wanted format.
-        codec: converts between formats.
-        seed: seed of the run that wrote the file.
-        step: step after which the file was written.
 
     Raises:
         CheckpointError: the file is unreadable, lacks the moments, or has them in another shape or
@@ -104,7 +98,6 @@ def read_average(path: Path, name: str) -> Tensor | None:
     """The average of a parameter; None if the file has none.
 
     Args:
-        path: file of a layer.
         name: full name of the parameter.
     """
     key = f"average/{name}"
@@ -114,12 +107,6 @@ def read_average(path: Path, name: str) -> Tensor | None:
 
 def load_moments(path: Path, weights: Sequence[MasterParameter], *, seed: int, step: int) -> None:
     """Loads the moments of a layer's parameters in place, whichever format the file has.
-
-    Args:
-        path: file of the layer.
-        weights: parameters that the layer owns.
-        seed: seed of the run that wrote the file.
-        step: step after which it was written.
 
     Raises:
         CheckpointError: see `read_moments`.
@@ -142,9 +129,7 @@ def load_factors(path: Path, name: str, factors: FactoredMoment) -> None:
     """Loads the second moment of a whole parameter by rows and columns, in place.
 
     Args:
-        path: file of a layer.
         name: full name of the parameter.
-        factors: where it is loaded.
 
     Raises:
         CheckpointError: the file is unreadable, or another optimizer wrote it.

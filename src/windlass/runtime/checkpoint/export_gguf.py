@@ -29,9 +29,7 @@ def export_gguf(
     """Writes a GGUF file; one parameter at a time is in memory.
 
     Args:
-        checkpoint: a complete checkpoint, with every layer in one file.
         stack: the model; its weights are not touched.
-        layout: keys, names and types.
         vocabulary: the tokens; None writes none.
         to: the file, which is replaced.
 

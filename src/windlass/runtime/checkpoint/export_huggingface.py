@@ -40,9 +40,7 @@ def export_huggingface(
     One parameter at a time is in memory.
 
     Args:
-        checkpoint: a complete checkpoint, with every layer in one file.
         stack: the model; its weights are not touched.
-        layout: names, types and small files.
         to: the folder, which does not exist yet or is empty.
         shard_bytes: size of a file, in bytes.
 
@@ -74,9 +72,7 @@ def export_adapter(
     """Writes a folder that PEFT loads beside the base model, whole or not at all.
 
     Args:
-        checkpoint: a complete checkpoint, with every layer in one file.
         stack: the model; its weights are not touched.
-        adapter: names and configuration.
         to: the folder, which does not exist yet or is empty.
 
     Raises:

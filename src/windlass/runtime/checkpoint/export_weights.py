@@ -21,7 +21,6 @@ def export_weights(checkpoint: Checkpoint, stack: LayerStack, to: Path) -> None:
     its owner alone. One layer at a time is in memory.
 
     Args:
-        checkpoint: a complete checkpoint, with every layer in one file.
         stack: the model; its weights are not touched.
         to: the file, which is replaced.
 
@@ -46,11 +45,6 @@ def export_weights(checkpoint: Checkpoint, stack: LayerStack, to: Path) -> None:
 def load_dense_weights(checkpoint: Checkpoint, stack: LayerStack, into: LayerStack) -> None:
     """Loads the weights of a checkpoint into the layers of the dense model, in place.
 
-    Args:
-        checkpoint: a complete checkpoint, with every layer in one file.
-        stack: the model that was trained, whose sparse layers the checkpoint holds.
-        into: the same model with dense layers and real weights.
-
     Raises:
         CheckpointError: the checkpoint belongs to another model.
     """
@@ -69,8 +63,6 @@ def export_masks(checkpoint: Checkpoint, stack: LayerStack, to: Path) -> int:
     """Writes the masks of a checkpoint's sparse layers to a file; returns how many there are.
 
     Args:
-        checkpoint: a complete checkpoint, with every layer in one file.
-        stack: the model.
         to: the file, which is replaced.
 
     Raises:

@@ -17,12 +17,7 @@ BLOCK_BYTES = 32 * 2**20
 
 
 class HostStaging:
-    """Two blocks of pinned host memory, allocated when first needed and freed by `close`.
-
-    Args:
-        device: the accelerator.
-        block_bytes: size of a block.
-    """
+    """Two blocks of pinned host memory, allocated when first needed and freed by `close`."""
 
     def __init__(self, device: Device, block_bytes: int = BLOCK_BYTES) -> None:
         self._device, self._block_bytes = device, block_bytes

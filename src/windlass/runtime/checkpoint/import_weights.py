@@ -27,7 +27,6 @@ def import_weights(stack: LayerStack, folder: Path, manifest: Manifest) -> Check
     Args:
         stack: a model on the meta device that knows where its weights are.
         folder: the run's folder of checkpoints; created if missing.
-        manifest: step, seed and labels of the checkpoint.
 
     Raises:
         ModelError: a file with weights cannot be read.

@@ -32,8 +32,6 @@ class LayerTensors:
     """The tensors of one layer, by key, each read when it is asked for.
 
     Args:
-        path: the layer's file, for messages.
-        files: the open files, each with other tensors.
         places: frozen weights that stand elsewhere; None if there are none.
     """
 
@@ -100,7 +98,6 @@ def read_tensors(path: Path, into: Mapping[str, Tensor]) -> None:
     """Reads tensors of a layer into existing memory.
 
     Args:
-        path: the layer's file.
         into: tensors to fill, by key; the layer may have more.
 
     Raises:
@@ -120,10 +117,6 @@ def read_tensors(path: Path, into: Mapping[str, Tensor]) -> None:
 
 def read_tensor(path: Path, key: str) -> Tensor:
     """One tensor of a layer, in the type that its file has.
-
-    Args:
-        path: the layer's file.
-        key: its key.
 
     Raises:
         CheckpointError: a file cannot be read, or the layer has no such tensor.

@@ -32,9 +32,7 @@ def load_checkpoint(
     """Loads a checkpoint into the tensors of full layers.
 
     Args:
-        checkpoint: a complete checkpoint, with every layer in one file.
         layers: layers of the same model, in any precision and with moments in any format.
-        moments: whether to load optimizer state.
         indices: the place of each layer in the model; None means that the layers are all of it.
 
     Raises:
@@ -59,10 +57,6 @@ def load_checkpoint(
 def load_weights(checkpoint: Checkpoint, stack: LayerStack) -> None:
     """Loads the weights of a checkpoint into the layers of a stack, in place.
 
-    Args:
-        checkpoint: a complete checkpoint, with every layer in one file.
-        stack: layers with real weights.
-
     Raises:
         CheckpointError: the checkpoint belongs to another model.
     """
@@ -84,11 +78,8 @@ def load_layer_shard(
     """Loads one rank's shard of a layer.
 
     Args:
-        checkpoint: a complete checkpoint, with every layer in one file.
-        index: index of the layer.
         weights: parameters that the rank updates: full ones, tensor-parallel shards, or optimizer
             shards of either.
-        layer: the layer that they belong to.
         shards: the rank's tensor-parallel shard of each parameter, by full name.
 
     Raises:
@@ -117,8 +108,6 @@ def read_weight(
     """One weight of a layer in full, in the type that the file has.
 
     Args:
-        checkpoint: a complete checkpoint, with every layer in one file.
-        index: index of the layer.
         shards: a tensor-parallel rank's part of each weight, by full name.
         name: full name of the weight.
 

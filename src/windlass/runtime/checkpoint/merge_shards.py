@@ -37,7 +37,6 @@ def merge_shards(checkpoint: Checkpoint, stack: LayerStack, into: Path) -> Check
     """The same checkpoint with full layers; the checkpoint itself if it is not sharded.
 
     Args:
-        checkpoint: a complete checkpoint.
         stack: the model; its weights are not touched.
         into: folder of the merged checkpoint, on the same disk; replaced if it exists.
 
@@ -83,7 +82,6 @@ class _LayerMerger:
     """The full tensors of one layer, filled shard by shard.
 
     Args:
-        name: name of the layer.
         shards: each tensor-parallel rank with its shards of the layer's weights, by names inside
             the layer.
     """

@@ -18,12 +18,7 @@ class RunCheckpoints:
     """Saves the steps of one rank, beside training.
 
     Args:
-        context: the rank's plan, settings and checkpoint folder.
-        batch: samples of a step.
         templates: one template per layer.
-        save_layer: saves the state of a layer to a file.
-        rank: index of this rank.
-        world_size: number of ranks.
         before_save: copies what will be saved, which may then change at once; None if weights stay
             as they are until their layer is saved.
     """
@@ -80,7 +75,6 @@ class RunCheckpoints:
         """Begins to save a step, whose updates are all submitted.
 
         Args:
-            step: its number.
             loss_scale: that of the next step; None in other precisions than float16.
         """
         if self._before_save is not None:

@@ -92,8 +92,6 @@ def stream_tensors(path: Path, shapes: Mapping[str, Tensor], tensors: Iterable[T
     """Writes a file from tensors that are made one after another; replaces it when it is complete.
 
     Args:
-        path: the file.
-        shapes: tensors of the same shapes on any device, by name.
         tensors: the tensors, in the order of `shapes`; they get the types that `shapes` have.
 
     Raises:

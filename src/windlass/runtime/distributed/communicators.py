@@ -26,12 +26,6 @@ class Communicators:
     """The process group of each communicator of one rank.
 
     All ranks create theirs at once, after initialization.
-
-    Args:
-        plan: a plan for more than one device.
-        graph: the graph that the plan divides.
-        rank: rank of this process.
-        device: the device that holds its tensors.
     """
 
     def __init__(self, plan: Plan, graph: Graph, rank: int, device: Device) -> None:

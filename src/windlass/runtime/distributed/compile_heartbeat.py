@@ -14,8 +14,6 @@ class CompileHeartbeat:
     """Counts the seconds in which torch compiles as work of this rank.
 
     Args:
-        slots: the heartbeat of this rank.
-        seconds: time between two signs of life.
         longest_seconds: time after which a compilation counts as progress no more.
     """
 

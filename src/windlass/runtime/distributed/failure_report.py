@@ -28,15 +28,7 @@ _EXTERNAL_SIGNALS = frozenset(signal.Signals) - {signal.SIGABRT}
 
 
 class FailureDiagnoser:
-    """Finds the rank that caused a failure or a hang, from the ranks that this process can see.
-
-    Args:
-        folder: the ranks folder.
-        programs: the programs of all ranks, by rank.
-        coords: the mesh coordinates of all ranks, by rank.
-        heartbeats: the heartbeats of the visible ranks.
-        processes: the processes of the visible ranks.
-    """
+    """Finds the rank that caused a failure or a hang, from the ranks that this process can see."""
 
     def __init__(
         self,
@@ -50,11 +42,7 @@ class FailureDiagnoser:
         self._heartbeats, self._processes = heartbeats, processes
 
     def diagnose(self, exit_codes: Mapping[int, int]) -> WindlassError:
-        """The error of the first rank to fail.
-
-        Args:
-            exit_codes: exit code by rank, of the ranks that have failed.
-        """
+        """The error of the first rank to fail."""
         # The first to fail reports at once; the others fail only because it is gone.
         time.sleep(_REPORT_SECONDS)
         reports = {
@@ -145,11 +133,6 @@ def find_blocking_rank(
 
     Preferred in this order: a stopped rank, one that is not waiting for others, the one that is
     furthest behind.
-
-    Args:
-        positions: step and index of the current instruction, by rank.
-        stopped: the ranks that a signal or a debugger has stopped.
-        programs: the programs of all ranks.
     """
     busy = [
         rank
@@ -174,12 +157,6 @@ def describe_rank(rank: int, coord: MeshCoord, program: Program, position: tuple
 
     Example: `rank 1 (pipeline stage 0, tensor-parallel rank 0, data-parallel rank 1) in step 4, at
     reduce_grads of layer 2`.
-
-    Args:
-        rank: the rank.
-        coord: its mesh coordinates.
-        program: its program.
-        position: step and index of the current instruction.
     """
     step, index = position
     instructions = program.instructions

@@ -39,13 +39,7 @@ class WeightPart:
 def weight_parts(
     plan: Plan, coord: MeshCoord, experts: ExpertParallelRank
 ) -> tuple[WeightPart, ...]:
-    """The parts that the weights of a layer fall into: experts apart where ranks divide them.
-
-    Args:
-        plan: the plan.
-        coord: the rank's place in the device mesh.
-        experts: its place among those that divide experts.
-    """
+    """The parts that the weights of a layer fall into: experts apart where ranks divide them."""
     own = WeightPart(plan=plan, data_rank=coord.data_rank, uses=_OWN_USES)
     if experts.degree == 1:
         return (own,)
@@ -91,11 +85,6 @@ class FlatGradBuffer:
     """The flat gradient of one layer, allocated when a gradient is first added.
 
     It is never cleared: the first gradient of each parameter overwrites what was there.
-
-    Args:
-        elements: size, including padding.
-        dtype: precision of the sum.
-        device: where it is allocated.
     """
 
     def __init__(self, elements: int, dtype: torch.dtype, device: torch.device) -> None:

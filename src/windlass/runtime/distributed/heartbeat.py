@@ -81,13 +81,7 @@ class HeartbeatReader:
 
 
 class DeviceHeartbeat:
-    """Writes a device's place to a heartbeat, in a thread, while the host writes its own elsewhere.
-
-    Args:
-        heartbeat: what other processes read.
-        finished_calls: how many of the first n instructions of a step the device has finished.
-        device: the device.
-    """
+    """Writes a device's place to a heartbeat in a thread; the host writes its own elsewhere."""
 
     def __init__(
         self, heartbeat: HeartbeatSlots, finished_calls: Callable[[int], int], device: Device

@@ -68,13 +68,7 @@ class LocalLauncher:
     """All ranks of a run, each a process of this host.
 
     Args:
-        folder: the run's folder.
-        processes: starts the ranks.
         words: command line of every rank; the store's file and the rank are appended.
-        programs: the programs of all ranks, to name instructions in messages.
-        coords: the mesh coordinates of all ranks.
-        timeouts: when to report a hang.
-        placements: the cores and the number of threads of each rank.
 
     Raises:
         StorageError: the folder cannot be written to.

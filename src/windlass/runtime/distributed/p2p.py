@@ -36,14 +36,7 @@ class LoadedLayers(Protocol):
 
 
 class P2PCommunicator:
-    """The handlers of messages between stages.
-
-    Args:
-        context: what this rank runs.
-        groups: its process groups.
-        store: its weights.
-        templates: one for each layer.
-    """
+    """The handlers of messages between stages."""
 
     def __init__(
         self,
@@ -102,8 +95,6 @@ class P2PCommunicator:
         """The output of a layer of the previous stage, for a forward pass outside of a step.
 
         Args:
-            layer: index of the layer.
-            block: number of the batch.
             shape: shape of the output; None means that of a micro-batch.
         """
         shape = self._shapes[layer] if shape is None else shape
@@ -204,7 +195,6 @@ def output_shapes(templates: Sequence[LayerTemplate], x: Tensor) -> tuple[torch.
     """The shape of each layer's output for one micro-batch, computed on the meta device.
 
     Args:
-        templates: one for each layer.
         x: the inputs of a micro-batch on the meta device.
     """
     cache: dict[tuple[int, torch.Size], Tensor] = {}

@@ -79,14 +79,7 @@ class SingleProcess:
 
 
 class ProcessGroups:
-    """One rank of several, and its groups. All ranks create theirs at once, after initialization.
-
-    Args:
-        plan: a plan for more than one device.
-        graph: the graph that the plan divides.
-        rank: rank of this process.
-        device: the device that holds its tensors.
-    """
+    """One rank of several, and its groups. All ranks create theirs at once."""
 
     def __init__(self, plan: Plan, graph: Graph, rank: int, device: Device) -> None:
         self.rank, self.world_size = rank, plan.parallel.devices
@@ -164,7 +157,6 @@ class ProcessGroups:
 
         Args:
             flat: the gradient of one layer, or of a part of it, `[n]`; may be overwritten.
-            part: these weights, and who shares them.
 
         Returns:
             The reduction of this rank's shard, `[n / rts']`.
@@ -280,11 +272,8 @@ class PendingCollective:
     """A tensor that a collective may still be writing.
 
     Args:
-        tensor: what it writes.
         work: torch's handle of it; None if only `done` is to be waited for.
         kept: what it reads, whose memory must not be reused before it has ended.
-        done: recorded behind it, in the stream that it runs in.
-        device: the device of that stream.
     """
 
     def __init__(

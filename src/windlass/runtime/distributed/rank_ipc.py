@@ -66,8 +66,6 @@ def write_report(folder: Path, rank: int, error: BaseException) -> None:
     """Writes what went wrong into the reserved space.
 
     Args:
-        folder: the ranks folder.
-        rank: the rank that reports.
         error: the error; it may only be a consequence of another rank being gone.
     """
     limit = None if isinstance(error, WindlassError) else describe_limit(error)

@@ -91,9 +91,6 @@ class RunStart(NamedTuple):
 def create_store_file(folder: Path) -> Path:
     """The file of a new store, in a new folder that only this user can enter.
 
-    Args:
-        folder: the ranks folder.
-
     Raises:
         StorageError: the folder cannot be made.
     """
@@ -185,12 +182,7 @@ def connect_watchdog_store(address: StoreAddress, namespace: str) -> Store:
 
 
 def init_process_group(rendezvous: Rendezvous, device: Device) -> None:
-    """Joins the ranks of a run; returns when all are there.
-
-    Args:
-        rendezvous: where they meet, and who this one is.
-        device: the device of this process.
-    """
+    """Joins the ranks of a run; returns when all are there."""
     has_communicators = device.communication_backend != "gloo"
     if has_communicators:
         os.environ |= _COMMUNICATOR_STREAMS
@@ -226,11 +218,7 @@ def _set_unless_set(options: Mapping[str, str]) -> None:
 
 
 def write_flight_record(to: Path) -> None:
-    """Writes torch's flight record, the last collectives of this process, as JSON; none if empty.
-
-    Args:
-        to: the file.
-    """
+    """Writes torch's flight record, the last collectives of this process, as JSON, if any."""
     # Torch has no public name for it; nccl's record has a function of its own.
     dumps = (getattr(_distributed_c10d, name, None) for name in _FLIGHT_RECORD_DUMPS)
     for dump in dumps:
@@ -245,7 +233,6 @@ def broadcast_start(start: RunStart | None, device: Device) -> RunStart:
 
     Args:
         start: the value on rank 0; None on every other rank.
-        device: the device of the tensors that ranks exchange.
     """
     text = json.dumps(start).encode() if start else b""
     length = torch.tensor(len(text), device=device.torch_device)

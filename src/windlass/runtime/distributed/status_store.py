@@ -38,15 +38,7 @@ _NO_PROGRESS = RankStatus(*NOT_STARTED, 0, stopped=False, finished=False)
 
 
 class StatusStore:
-    """The view that one host's watchdog has of all ranks, during one attempt.
-
-    Args:
-        connect: returns the store, with a key prefix that is unique to the attempt.
-        host: index of this host.
-        hosts: number of hosts.
-        ranks: the ranks of this host.
-        interval_seconds: time between two exchanges.
-    """
+    """The view that one host's watchdog has of all ranks, during one attempt."""
 
     def __init__(
         self,
@@ -101,7 +93,6 @@ class StatusStore:
         """The message that all hosts report: this one, or one that another host gave first.
 
         Args:
-            message: which rank failed, and how.
             timeout_seconds: how long to wait for the store; without an answer `message` stands.
         """
         self._own_message = message

@@ -56,13 +56,7 @@ class HostWatchdog:
     """All ranks of one host of a cluster during one attempt.
 
     Args:
-        folder: the ranks folder.
-        processes: starts the ranks.
-        words: command line of each rank of this host, by rank.
-        coords: the mesh coordinates of all ranks.
         programs: gives the programs of all ranks; called only when a rank has to be described.
-        store: shared with the watchdogs of all other hosts.
-        timeouts: when to report a hang.
         placements: the cores of each rank of this host, in the order of the ranks.
 
     Raises:

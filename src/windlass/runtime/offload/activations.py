@@ -35,14 +35,7 @@ class _Offloaded(NamedTuple):
 
 
 class ActivationOffloader:
-    """The offloaded activations of one rank: outputs of layers, by micro-batch.
-
-    Args:
-        queue: the queue of all transfers.
-        tier: the offload tier.
-        folder: folder of the files, for a tier other than host memory.
-        device: the device that computes.
-    """
+    """The offloaded activations of one rank: outputs of layers, by micro-batch."""
 
     def __init__(self, queue: TransferQueue, tier: str, folder: Path, device: Device) -> None:
         self._queue, self._folder, self._device = queue, folder, device
@@ -65,8 +58,6 @@ class ActivationOffloader:
         """Starts to offload an activation, once the previous one has gone.
 
         Args:
-            layer: the layer whose output it is.
-            micro: index of the micro-batch.
             output: the activation, handed over.
 
         Raises:

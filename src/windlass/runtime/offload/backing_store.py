@@ -66,12 +66,7 @@ class BackingStore(Protocol):
 
 
 class BackingStores:
-    """Creates the backing stores of one run.
-
-    Args:
-        folder: folder of all files.
-        device: the device that computes.
-    """
+    """Creates the backing stores of one run."""
 
     def __init__(self, folder: Path, device: Device) -> None:
         self._folder, self._device = folder, device
@@ -83,8 +78,6 @@ class BackingStores:
         """A new store; one in host memory is usable after `allocate_host_memory`.
 
         Args:
-            tier: the offload tier.
-            name: file name, for a store in a file.
             nbytes: size in bytes, a multiple of a page.
 
         Raises:
@@ -203,7 +196,6 @@ class FileBackingStore:
     """A backing store in a file.
 
     Args:
-        path: the file.
         nbytes: size in bytes.
         bounce: the buffers that bytes pass through, one for reading and one for writing; None for
             direct transfers.
@@ -268,9 +260,6 @@ class BounceBuffer:
     """Two halves of pinned memory that a file's bytes pass through, for one thread at a time.
 
     While the device copies one half, the file reads or writes the other.
-
-    Args:
-        device: the device that copies.
     """
 
     def __init__(self, device: Device) -> None:
@@ -287,13 +276,7 @@ class BounceBuffer:
 
 
 class BouncedFile:
-    """A file whose bytes pass through bounce buffers; device buffers may have any size and address.
-
-    Args:
-        file: the open file.
-        read_buffer: for reading.
-        write_buffer: for writing.
-    """
+    """A file whose bytes pass through bounce buffers; device buffers may be any."""
 
     def __init__(
         self, file: DirectFile, read_buffer: BounceBuffer, write_buffer: BounceBuffer

@@ -31,9 +31,6 @@ class FrozenWeights:
     """The frozen weights of one layer, in the run's precision and nothing else.
 
     Args:
-        stores: creates the backing store.
-        index: index of the layer.
-        plan: precision, and the tier of parameters.
         weights: shape of each frozen weight that the layer owns, by its name in a checkpoint.
     """
 
@@ -63,7 +60,6 @@ class FrozenWeights:
         """Lets the weights be read where they stand, if they stand there as they are computed with.
 
         Args:
-            places: where each stands, by its name in a checkpoint, as far as that is known.
             whole: where the weights stand of which these are parts; None if they are whole.
 
         Returns:
@@ -92,9 +88,6 @@ class FrozenWeights:
 
     def create(self, full_weight: Callable[[str], Tensor]) -> None:
         """Allocates the store, and fills it weight by weight.
-
-        Args:
-            full_weight: gives a weight by its name in a checkpoint.
 
         Raises:
             OSError: the disk is full, or the folder cannot be written to.
@@ -188,13 +181,7 @@ def frozen_tier(plan: Plan) -> str:
 def stand_as(
     places: Mapping[str, WeightPlace], wanted: Mapping[str, tuple[int, ...]], dtype: torch.dtype
 ) -> bool:
-    """Whether weights stand in files in their shape, and become the type without rounding.
-
-    Args:
-        places: where each stands, by name, as far as that is known.
-        wanted: shape of each weight by name.
-        dtype: the type that layers compute with them in.
-    """
+    """Whether weights stand in files in their shape, and become the type without rounding."""
     return bool(wanted) and all(
         name in places
         and places[name].shape == shape
@@ -218,10 +205,6 @@ def places_of_base(stack: LayerStack, plan: Plan) -> dict[str, WeightPlace]:
 
     So a run needs the files of its base for all of them or for none. Tensor-parallel ranks have
     parts of weights that are in no order of a file.
-
-    Args:
-        stack: the model, which knows where its weights are.
-        plan: precision, tiers and parallelism.
     """
     if frozen_tier(plan) in (HOST_TIER, DEVICE_TIER) or plan.parallel.tensor > 1:
         return {}

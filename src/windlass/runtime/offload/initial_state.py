@@ -109,8 +109,6 @@ def leave_shard_in(
     """Lets one rank of several read its part of frozen weights where they stand, if it can.
 
     Args:
-        frozen: the rank's part of one layer.
-        shard: what the rank has of the layer.
         whole: where all frozen weights of the layer stand, by full name, as far as that is known.
 
     Returns:

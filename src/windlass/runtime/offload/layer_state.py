@@ -53,12 +53,6 @@ class OffloadedLayerState:
                                  gradients and they may not reuse the space of the working weights
 
     Args:
-        stores: creates the backing stores.
-        index: index of the layer.
-        plan: precision, moment format, and the tier of each class of tensor.
-        weights: shape of each weight that the layer owns, by name.
-        buffers: each buffer that belongs to a checkpoint, by name.
-        grad_layers: the layers whose gradients are offloaded until their update.
         decays: whether weight decay applies to each weight; None for weights of two or more
             dimensions.
     """
@@ -123,8 +117,6 @@ class OffloadedLayerState:
         """Allocates the stores, and fills them.
 
         Args:
-            masters: master weights.
-            staging: buffers to copy through.
             moments: moments of each weight; None for those before the first update.
             averages: average of each weight; None for the weight itself.
             factors: second moments by rows and columns; None for those before the first update.
@@ -166,10 +158,7 @@ class OffloadedLayerState:
         """Takes its state from a checkpoint file; without copying, if layout and moments agree.
 
         Args:
-            file: a file that holds the full layer.
             step: step of the checkpoint; the file holds how many updates each weight has had.
-            staging: buffers to copy through.
-            seed: seed of the run that wrote it.
 
         Raises:
             CheckpointError: the checkpoint is of another model.
@@ -257,9 +246,6 @@ class OffloadedLayerState:
         """Takes one optimizer step for the whole layer.
 
         Args:
-            request: the optimizer, gradients and weights.
-            staging: buffers to pass the state through.
-            queue: its reader and writer are used.
             stats: counts the bytes.
         """
         with ExitStack() as stack:

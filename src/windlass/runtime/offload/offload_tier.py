@@ -25,11 +25,6 @@ class OffloadTier:
 
     Args:
         context: what this rank runs; its program says which gradients are offloaded.
-        part: the weights, and who shares them.
-        optimizer: optimizer, applied in the transfer queue.
-        queue: the queue of all transfers.
-        staging: buffers that state passes through.
-        before_update: called with a layer's index before its state changes.
     """
 
     def __init__(

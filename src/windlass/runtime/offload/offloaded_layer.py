@@ -43,12 +43,7 @@ from windlass.runtime.parameters import (
 
 
 class OffloadedLayer(LayerPart):
-    """What this rank keeps in tiers of one layer, or of a part of its weights.
-
-    Args:
-        tier: what all layers share.
-        shard: which part.
-    """
+    """What this rank keeps in tiers of one layer, or of a part of its weights."""
 
     def __init__(self, tier: OffloadTier, shard: LayerShard) -> None:
         self._tier, self.shard, self._index, self._plan = tier, shard, shard.index, tier.plan
@@ -352,11 +347,7 @@ class OffloadedLayer(LayerPart):
             tier.gradients.read_by(transfer)
 
     def save(self, to: Path) -> tuple[SavedFile, ...]:
-        """Saves what this rank saves of it; what is in files is hard-linked.
-
-        Args:
-            to: the file of the full layer.
-        """
+        """Saves what this rank saves of it; what is in files is hard-linked."""
         shard, frozen, file = self.shard, self._frozen, self.shard.checkpoint_file(to)
         if not (shard.segments or frozen or shard.persistent_buffers):
             return ()

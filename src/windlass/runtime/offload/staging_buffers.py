@@ -27,12 +27,7 @@ GRADIENT_BUFFER = 3
 
 
 class StagingBuffers:
-    """Buffers for the parts in flight, shared by all layers.
-
-    Args:
-        device: the device that updates.
-        plan: whether averages are kept.
-    """
+    """Buffers for the parts in flight, shared by all layers."""
 
     def __init__(self, device: Device, plan: Plan) -> None:
         nbytes = _buffer_bytes(plan)
@@ -90,7 +85,6 @@ class StateParts:
     """The parts of one layer's state, and where each stands in the file and in the buffers.
 
     Args:
-        layout: layout of the file.
         elements: most elements of a part.
     """
 

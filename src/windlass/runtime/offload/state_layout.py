@@ -80,9 +80,7 @@ class StateRegion:
         """Offset in the file, and size in bytes, of a part of one weight.
 
         Args:
-            weight: index of the weight.
             first: first element of the part; its value must begin at a page.
-            elements: elements in the part.
         """
         size = self.region.dtype.itemsize
         begin = self.offset + self.region.extents[weight].offset
@@ -120,14 +118,7 @@ def state_layout(
     state: StateFormat,
     masters: torch.dtype,
 ) -> StateLayout:
-    """The layout of a layer that owns these weights.
-
-    Args:
-        weights: shape of each weight by name, in the layer's order.
-        tail: key and tensor of all else that belongs to a checkpoint.
-        state: what the optimizer keeps.
-        masters: type of the master weights.
-    """
+    """The layout of a layer that owns these weights."""
     entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offset = 0
     begins: list[tuple[str, TensorRegion, int]] = []
@@ -207,14 +198,7 @@ def _regions(
 def write_tail(
     file: StoreHandle, layout: StateLayout, updates: Sequence[int], tensors: Sequence[Tensor]
 ) -> None:
-    """Writes the header, the update counts and what follows them in a state file.
-
-    Args:
-        file: the opened store of the state.
-        layout: layout of the file.
-        updates: number of updates of each weight.
-        tensors: all else that belongs to a checkpoint.
-    """
+    """Writes the header, the update counts and what follows them in a state file."""
     counts = torch.tensor(updates, dtype=torch.float32).numpy().tobytes()
     tail = counts + b"".join(bytes(tensor_bytes(each)) for each in tensors)
     write_bytes(file, layout.header, 0)

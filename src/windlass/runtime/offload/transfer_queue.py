@@ -46,8 +46,6 @@ class TransferHandle:
     """A submitted transfer.
 
     Args:
-        done: gives the device's event after the transfer.
-        device: the device that computes.
         uses: tensors whose memory must not be reused before the transfer has ended.
     """
 
@@ -75,7 +73,6 @@ class TransferQueue:
     """Runs transfers in order; must be closed at the end.
 
     Args:
-        device: the device that computes.
         blocks: whether transfers wait on the host, because the device is a CPU or files take part.
             If not, the thread that runs them reads and writes too.
     """
@@ -102,7 +99,6 @@ class TransferQueue:
 
         Args:
             transfer: called with the statistics, to which it adds the bytes it moves.
-            uses: tensors to keep alive until the transfer has ended.
         """
         before, kept = self._record_event(self._device.current_stream()), list(uses)
         done = self._transfer_pool.submit(self._run, transfer, before, kept)
@@ -121,9 +117,6 @@ class TransferQueue:
         Args:
             items: processed in order.
             buffers: memory for one item each, used in rotation; at least three.
-            read: fills the buffers of an item.
-            compute: changes them.
-            write: writes them back.
         """
         start = self._record_event(self._stream)
         written: list[Future[Event] | None] = [None] * len(buffers)

@@ -32,12 +32,7 @@ class Averaging(Document):
         return self.kind == "ema"
 
     def value(self, weight: Tensor, kept: Tensor) -> Tensor:
-        """The averaged weight, which may be `kept` itself.
-
-        Args:
-            weight: the trained weight, or a part of it, in the master's precision.
-            kept: its average if that is kept, else its first moment.
-        """
+        """The averaged weight, which may be `kept` itself."""
         return kept if self.is_kept else torch.lerp(weight, kept, 1 - 1 / self.share)
 
     def add(self, averages: Sequence[Tensor], weights: Sequence[Tensor]) -> None:

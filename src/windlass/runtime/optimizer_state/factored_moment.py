@@ -35,8 +35,6 @@ class FactoredMoment:
         """Before the first update.
 
         Args:
-            shape: shape of the whole weight, with two dimensions or more.
-            like: a tensor of its precision and device.
             ranges: what a tensor-parallel rank has of it; None for all.
         """
         *leading, rows, columns = shape
@@ -93,13 +91,7 @@ class Block(NamedTuple):
 
 
 def blocks(first: int, count: int, width: int) -> Iterator[Block]:
-    """At most three rectangles that hold `count` elements from `first` on.
-
-    Args:
-        first: first element.
-        count: number of elements.
-        width: columns of the matrix.
-    """
+    """At most three rectangles that hold `count` elements from `first` on."""
     begin = 0
     while begin < count:
         row, column = divmod(first + begin, width)

@@ -23,12 +23,7 @@ class StateFormat(NamedTuple):
     """Whether weights are kept in float32 at least; else in what layers compute in."""
 
     def new_moments(self, master: Tensor, *, matrix: bool) -> tuple[StoredMoment, ...]:
-        """The moments of a weight before its first update, each in its shape.
-
-        Args:
-            master: the weight.
-            matrix: whether the optimizer updates it as a matrix.
-        """
+        """The moments of a weight before its first update, each in its shape."""
         shape, device = tuple(master.shape), master.device
         moments = tuple(
             StoredMoment.zeros(self.moments, which, shape, device)
@@ -48,8 +43,6 @@ class StateFormat(NamedTuple):
         None if it is kept element by element, or not at all.
 
         Args:
-            shape: full shape of the weight.
-            like: a tensor of its precision and device.
             ranges: what a tensor-parallel rank has of it; None for all.
         """
         if not self.law.factors(shape):

@@ -36,9 +36,7 @@ class AdafactorStep:
     """One step of one weight.
 
     Args:
-        hyper: hyperparameters.
         moment: second moment of the weight; None if each element has its own.
-        scratch: memory for what is made of a chunk.
     """
 
     reads_gradient: ClassVar[tuple[bool, ...]] = (True, True, True)
@@ -59,8 +57,6 @@ class AdafactorStep:
         """Sees a chunk in one of the three passes; the last one updates it.
 
         Args:
-            index: number of the pass, from 0.
-            chunk: a piece of the weight.
             gradient: its gradient in the master's precision; the last pass may overwrite it.
         """
         if index == 0:

@@ -20,11 +20,7 @@ _Item = TypeVar("_Item")
 
 
 class GradientNorms:
-    """Norms of gradients, and their conversion to float32; it holds no state except one buffer.
-
-    Args:
-        device: device of the weights.
-    """
+    """Norms of gradients, and their conversion to float32; it holds no state except one buffer."""
 
     def __init__(self, device: Device) -> None:
         self._device = device

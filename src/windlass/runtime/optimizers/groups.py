@@ -14,7 +14,6 @@ def group_of(name: str, groups: Iterable[ParameterGroup]) -> ParameterGroup | No
 
     Args:
         name: full name of the weight, or of a shard of it.
-        groups: the groups of a run.
     """
     full = name.partition(SHARD_SEPARATOR)[0]
     return next((group for group in groups if fnmatchcase(full, group.pattern)), None)
@@ -27,8 +26,6 @@ def rate_and_decay(
 
     Args:
         name: full name of the weight, or of a shard of it.
-        rate: learning rate of the step.
-        settings: weight decay and groups.
         decays: whether weights of its dimensions decay where no group says otherwise.
     """
     decay = settings.weight_decay if decays else 0.0
@@ -40,10 +37,6 @@ def rate_and_decay(
 
 def require_group_matches(groups: Iterable[ParameterGroup], stack: LayerStack) -> None:
     """Refuses groups that match no weight.
-
-    Args:
-        groups: the groups of a run.
-        stack: the model.
 
     Raises:
         InputErrors: the pattern of every such group.

@@ -27,8 +27,6 @@ class LambStep:
     """One step of one weight.
 
     Args:
-        hyper: hyperparameters.
-        scratch: memory for what is made of a chunk.
         scales: whether its update is scaled by the norm of the weight.
     """
 
@@ -44,8 +42,6 @@ class LambStep:
         """Sees a chunk in one of the two passes; the last one updates it.
 
         Args:
-            index: number of the pass, from 0.
-            chunk: a piece of the weight.
             gradient: its gradient in the master's precision, which may be overwritten.
         """
         if index == 0:

@@ -82,10 +82,7 @@ def apply(
     """Updates a part of a matrix in place.
 
     Args:
-        master: master weights of the part.
-        update: the same part of the orthogonal matrix.
         longest: the longest side of the whole matrix, or of the matrices that a weight is.
-        step: hyperparameters.
     """
     master.mul_(1 - step.host_rate * step.decay)
     master.add_(update, alpha=-step.host_rate * _RMS * sqrt(longest))

@@ -41,8 +41,6 @@ class Optimizer(GradientNorms):
     Weights of one dimension never decay.
 
     Args:
-        settings: optimizer, its hyperparameters, learning rate and clip.
-        device: device of the weights.
         moments: storage format of the moments; all but float32 are decoded part by part.
         joined: rows of each matrix in a weight that is several, by its full name; None if none is.
     """
@@ -80,7 +78,6 @@ class Optimizer(GradientNorms):
         """Takes one step for parameters that have a gradient, and drops the gradients.
 
         Args:
-            weights: parameters of one layer.
             step: step number, counted from 1.
             clip_divisor: divisor of all gradients; None for 1.
             ranks: the ranks that hold parts of the same weights; None if these are whole.
@@ -231,8 +228,6 @@ class Optimizer(GradientNorms):
 
         Args:
             weights: this rank's parts of a layer's matrices, by full name.
-            hyper: hyperparameters by name.
-            ranks: the ranks that hold parts of the same matrices.
         """
         for name in ranks.matrices:
             own_hyper = hyper(name, True)

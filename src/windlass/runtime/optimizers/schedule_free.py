@@ -9,9 +9,6 @@ class NewestShares:
 
     A step counts by the square of the largest learning rate up to it, so that those of the warm-up
     count little. Source: Defazio et al. 2024, arXiv:2405.15682, section 4.3.
-
-    Args:
-        settings: learning rate and schedule.
     """
 
     def __init__(self, settings: TrainSettings) -> None:

@@ -17,10 +17,6 @@ class StepNumbers:
 
     On an accelerator a rate is rounded to float32, because fused kernels read it so from the
     device's memory: an update that was recorded then equals one that was not.
-
-    Args:
-        settings: learning rate, schedule, groups of weights and clip.
-        device: the device that updates.
     """
 
     def __init__(self, settings: TrainSettings, device: Device) -> None:
@@ -71,10 +67,6 @@ class StepNumbers:
 
         Without a scale it is the reciprocal of the coefficient of `torch.nn.utils.clip_grad_norm_`;
         None for 1, unless addresses are fixed.
-
-        Args:
-            norm: gradient norm, without the scale.
-            scale: what the loss was multiplied by.
         """
         clip, divisor = self._settings.clip, scale
         if clip is not None and norm + 1e-6 > clip:

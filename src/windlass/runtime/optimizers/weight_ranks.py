@@ -21,7 +21,6 @@ class WeightRanks(Protocol):
 
         Args:
             own: what this rank's part of each weight contributes, `Float[n]` by full name.
-            length: n, given the full shape of the weight.
         """
 
     @property
@@ -41,11 +40,7 @@ class WeightRanks(Protocol):
 
 
 class SingleRank:
-    """A rank that holds whole weights.
-
-    Args:
-        weights: the weights of a layer.
-    """
+    """A rank that holds whole weights."""
 
     def __init__(self, weights: Sequence[MasterParameter]) -> None:
         self.matrices = [weight.name for weight in weights if weight.matrix]

@@ -49,11 +49,7 @@ def weight_step(
     """A step of one weight.
 
     Args:
-        law: the optimizer.
-        hyper: hyperparameters.
         factors: second moment by rows and columns; None if the weight has none.
-        scratch: memory for what is made of a piece, shared by the weights of a layer.
-        decays: whether weight decay applies.
     """
     if law.factored:
         return AdafactorStep(hyper, factors, scratch)
@@ -63,12 +59,7 @@ def weight_step(
 def whole_weight_passes(
     law: OptimizerLaw, new_step: Callable[[str], WeightStep]
 ) -> Iterator[Callable[[Chunk], None]]:
-    """The passes of a step where one rank has whole weights, each called with every chunk.
-
-    Args:
-        law: the optimizer.
-        new_step: begins the step of a weight, by its name.
-    """
+    """The passes of a step where one rank has whole weights, each called with every chunk."""
     steps: dict[str, tuple[int, WeightStep]] = {}
 
     def visit(index: int, chunk: Chunk) -> None:

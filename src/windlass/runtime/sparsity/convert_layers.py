@@ -31,11 +31,8 @@ def convert_checkpoint(
     """The checkpoint of one leg as a checkpoint that the next one starts from.
 
     Args:
-        checkpoint: a complete checkpoint, with every layer in one file.
         old: the model whose layers it holds; its weights are not touched.
-        new: the model of the next leg, alike but for its sparse layers.
         into: folder of the result, on the same disk; replaced if it exists.
-        graph: label of the next leg's graph.
 
     Raises:
         CheckpointError: the checkpoint is of another model.
@@ -57,13 +54,7 @@ def convert_checkpoint(
 
 
 class _LayerConversion:
-    """The tensors of one layer's file, of which those of sparse weights are converted.
-
-    Args:
-        checkpoint: the checkpoint.
-        source: the layer's file in it.
-        name: name of the layer.
-    """
+    """The tensors of one layer's file, of which those of sparse weights are converted."""
 
     def __init__(self, checkpoint: Checkpoint, source: Path, name: str) -> None:
         self._manifest, self._source, self._name = checkpoint.manifest, source, name

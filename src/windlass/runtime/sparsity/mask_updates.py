@@ -54,8 +54,6 @@ def mask_updates(
     """The updates of a rank's masks; None if they do not change between steps.
 
     Args:
-        context: what this rank runs.
-        store: weights and optimizer state, in device memory if masks change.
         templates: one template per layer; for `rigl` they compute scores from now on.
         groups: the rank's process groups; None on a single device.
     """
@@ -69,9 +67,6 @@ class MaskUpdates:
     """The updates of the masks of all layers that one rank computes.
 
     Args:
-        context: what this rank runs.
-        sparsity: what its layers keep, and when that changes.
-        store: weights and optimizer state.
         templates: one template per layer; for `rigl` they compute scores from now on.
         groups: the rank's process groups; None on a single device.
     """

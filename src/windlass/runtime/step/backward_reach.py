@@ -22,12 +22,7 @@ class BackwardReach:
 
     @classmethod
     def of(cls, program: Program, last_layer: int) -> Self:
-        """The reach of a program.
-
-        Args:
-            program: the instructions of one rank.
-            last_layer: the model's last layer, which takes targets.
-        """
+        """The reach of a program."""
         passes: dict[str, set[int]] = defaultdict(set)
         for kind, layer, _ in program.instructions:
             if layer is not None:

@@ -18,14 +18,7 @@ _NAMED_DOCUMENTS = 8
 
 
 class BrokenStep:
-    """Names what is not finite in a step, for its error.
-
-    Args:
-        inputs: of the steps.
-        batches: the samples of the steps.
-        micro: sequences of a micro-batch.
-        device: the device that computes.
-    """
+    """Names what is not finite in a step, for its error."""
 
     def __init__(
         self, inputs: StepInputs, batches: TrainingBatches, micro: int, device: torch.device
@@ -56,13 +49,7 @@ class BrokenStep:
     def gradient_error(
         self, weights: Iterable[ModelParameter], optimizer: Optimizer, micro_batches: int
     ) -> RunBroken:
-        """The error of a step whose losses are finite and whose gradient norm is not.
-
-        Args:
-            weights: all weights that this rank updates.
-            optimizer: takes the norm of their gradients.
-            micro_batches: micro-batches that ran on this rank.
-        """
+        """The error of a step whose losses are finite and whose gradient norm is not."""
         names = [
             weight.name
             for weight in weights

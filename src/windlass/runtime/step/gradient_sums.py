@@ -18,7 +18,6 @@ def add_gradients(
     On an accelerator a few calls convert, copy and add those of small weights together.
 
     Args:
-        weights: weights of one layer.
         gradients: in the same order, handed over; None for a weight that the layer did not use.
         accumulated: whether several micro-batches are accumulated, which happens in float32.
     """

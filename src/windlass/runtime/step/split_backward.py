@@ -22,7 +22,6 @@ def backward_input(
     Args:
         x: input of the layer; a leaf of the autograd graph.
         output: output of the layer's forward pass; detached from its graph afterwards.
-        gradient: gradient of the output.
         weights: weights of the layer; leaves of the autograd graph.
     """
     # Its import takes a second, and few runs split their backward passes.

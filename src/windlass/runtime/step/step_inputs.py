@@ -26,14 +26,7 @@ from windlass.runtime.rank_context import RankContext
 
 
 class StepInputs:
-    """The inputs of one rank's micro-batches, step by step.
-
-    Args:
-        context: the rank's plan and device.
-        batches: provides the tokens of a micro-batch.
-        data_rank: index of this rank among the replicas.
-        tokens: which tokens of each sequence are this rank's.
-    """
+    """The inputs of one rank's micro-batches, step by step."""
 
     def __init__(
         self,
@@ -76,7 +69,6 @@ class StepInputs:
 
         Args:
             step: its number, counted from 1.
-            scale: what its losses are multiplied by in backward passes.
 
         Raises:
             RunBroken: no sample of it has a target.
@@ -144,7 +136,6 @@ class StepInputs:
         """Brings the inputs of all micro-batches of the step to the device.
 
         Args:
-            keys: whether a layer takes dropout keys.
             documents: whether one takes the documents of packed rows.
         """
         for micro in range(self._accumulation):

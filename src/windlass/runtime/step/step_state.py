@@ -93,7 +93,6 @@ class StepState:
         """Adds a micro-batch's scores of absent blocks of a layer.
 
         Args:
-            layer: index of the layer.
             scores: one tensor for each sparse module, in order.
 
         Raises:

@@ -61,12 +61,7 @@ class Fingerprint(NamedTuple):
 
 
 class ActivationFingerprints:
-    """Takes the fingerprints of one rank.
-
-    Args:
-        folder: the run's folder.
-        rank: rank of this process.
-    """
+    """Takes the fingerprints of one rank."""
 
     def __init__(self, folder: Path, rank: int) -> None:
         self._file = folder / FINGERPRINT_FOLDER / f"{rank}.json"

@@ -70,12 +70,7 @@ def compare_to_single_device(
     """Compares losses, norms, outputs, gradients and weights of two runs.
 
     Args:
-        run: the run under the plan to verify.
-        single_device: the same steps on a single device.
         stack: the model of both runs; its weights are not touched.
-        settings: training settings of both runs.
-        precision: precision of both runs.
-        moments: format in which both runs stored their moments.
         exact: whether everything must be equal bit for bit.
 
     Raises:
@@ -225,15 +220,7 @@ class _RunComparison:
         runs: Sequence[Sequence[Mapping[str, Tensor]]],
         scales: Sequence[float],
     ) -> None:
-        """Compares all tensors whose checkpoint key begins with a prefix.
-
-        Args:
-            quantity: what the tensors are.
-            prefix: first part of the key.
-            step: the step that was saved.
-            runs: checkpoint tensors of each layer, of both runs.
-            scales: factor of each run's tensors.
-        """
+        """Compares all tensors whose checkpoint key begins with a prefix."""
         for layer, (actual, expected) in enumerate(zip(*runs, strict=True)):
             keys = [key for key in expected if key.startswith(f"{prefix}/")]
             min_scale = least_scale(expected[key] for key in keys)

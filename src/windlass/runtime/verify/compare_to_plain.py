@@ -76,11 +76,7 @@ def compare_to_plain_pytorch(
     """Compares tokens, learning rates, losses, norms and final weights with plain PyTorch.
 
     Args:
-        run: a run on one device without recompute, in float64, with float32 moments.
-        plan: the plan of that run.
         stack: the model, on the meta device or with its initial weights, which are changed.
-        batches: the batches of that run.
-        settings: its training settings.
         schedule: settings whose warm-up and decay are compared over more steps than the run has.
         masks: what moves masks, whose schedule is compared likewise; None for a dense model.
 

@@ -56,15 +56,6 @@ def compare_to_reference(
 ) -> ReferenceComparison:
     """Compares the first step of a run with the reference step.
 
-    Args:
-        reference: reference step of the same model, seed and batch.
-        checkpoint: folder of the checkpoint that was saved after the first step.
-        stack: the model.
-        step: the first step as it was measured.
-        settings: optimizer settings of the run.
-        precision: precision that layers computed in.
-        moments: format in which the checkpoint stores its moments.
-
     Raises:
         CheckpointError: the checkpoint belongs to another model, or its weights have not had
             exactly one update.
@@ -111,9 +102,7 @@ def _first_moments(
     """Name and float32 first moment of weights that have had one update.
 
     Args:
-        file: checkpoint file of their layer.
         names: full names of the weights.
-        gradients: tensors of the same shapes, by name.
     """
     codec = MomentCodec(torch.device("cpu"))
     for name in names:
@@ -130,11 +119,7 @@ def _first_moments(
 
 
 def _gradient_error(pairs: Iterator[tuple[Tensor, Tensor]]) -> float:
-    """2-norm of the difference relative to that of the expected gradients of a layer.
-
-    Args:
-        pairs: actual and expected gradient of each weight.
-    """
+    """2-norm of the difference relative to that of the expected gradients of a layer."""
     difference = norm = 0.0
     for actual, expected in pairs:
         difference += float((actual - expected).double().square().sum())

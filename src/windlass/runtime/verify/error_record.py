@@ -19,12 +19,7 @@ cancels: rounding errors have the size of the layer's other values."""
 
 
 class ErrorRecord:
-    """The errors of one comparison, added in the order in which a step computes things.
-
-    Args:
-        layer_names: name of each layer of the model.
-        tolerance: the largest error of each quantity that counts as equal.
-    """
+    """The errors of one comparison, added in the order in which a step computes things."""
 
     def __init__(
         self, layer_names: Sequence[str], tolerance: Mapping[ComparedQuantity, float]
@@ -55,11 +50,7 @@ class ErrorRecord:
             )  # fmt: skip
 
     def result(self, steps: int) -> VerificationResult:
-        """The result over all that was added.
-
-        Args:
-            steps: number of steps that were compared.
-        """
+        """The result over all that was added."""
         return VerificationResult(
             steps=steps,
             comparisons=tuple(
@@ -92,8 +83,6 @@ def tensor_error(
 
     Args:
         actual: the tensor to compare; None if it is missing.
-        expected: the tensor that it should be.
-        scales: factor of each tensor.
         min_scale: the least value of `expected` that an error is relative to.
     """
     if actual is None or actual.shape != expected.shape:

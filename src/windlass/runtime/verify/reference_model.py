@@ -93,12 +93,9 @@ def reference_step(
 
     Args:
         stack: the model; it must not use dropout.
-        batches: provides the tokens of the first step.
         seed: seed of the initial weights.
         precision: precision that layers compute in; gradients are accumulated in float32.
-        batch: micro-batches of one step.
         z_loss: factor of the mean of `log^2 Z`, whose gradient is added; None adds none.
-        progress: called before each layer.
 
     Raises:
         ModelError: a layer uses dropout, whose mask this pass could not reproduce, or the last one

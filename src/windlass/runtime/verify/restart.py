@@ -25,9 +25,7 @@ def train_with_restart(
     """Yields the steps of a run that stops after a step, and starts again from its checkpoint.
 
     Args:
-        start: starts the loop of this rank.
         stack: the model; its weights are not touched.
-        folder: the run folder.
         after: step to stop after, which is not the last one.
         stop: asked before each micro-batch; True ends the run.
 

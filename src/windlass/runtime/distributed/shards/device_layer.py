@@ -43,9 +43,6 @@ class DeviceLayer(LayerPart):
     """What this rank keeps in device memory of one layer, or of a part of its weights.
 
     Args:
-        shard: which part.
-        layer: the layer, with real weights.
-        plan: the plan of the run.
         optimizer: optimizer, applied at once.
     """
 

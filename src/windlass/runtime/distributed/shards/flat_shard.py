@@ -54,11 +54,7 @@ class LayerShard:
     """What this rank holds of one layer of its stage, or of a part of its weights.
 
     Args:
-        context: what this rank runs.
         groups: its process groups; None for the only rank.
-        index: index of the layer.
-        layer: the layer, with real buffers.
-        part: the part.
     """
 
     def __init__(
@@ -264,7 +260,6 @@ class LayerShard:
             by_name: parameters of the layers before, by full name; extended by those of this layer
                 and by tied weights that another stage will send.
             tied_weights: full name of a tied weight to that of its owner.
-            owned: the weights of all its parts that are updated.
             frozen: those that are not.
         """
         by_name |= {weight.name: weight for weight in (*owned, *frozen)}

@@ -11,13 +11,7 @@ from windlass.runtime.distributed.shards.flat_shard import LayerShard
 
 
 class ShardRanks:
-    """The ranks that hold parts of one layer's weights, for the optimizer.
-
-    Args:
-        shard: what this rank holds of the layer.
-        groups: its process groups.
-        like: a tensor of the precision and on the device of the sums.
-    """
+    """The ranks that hold parts of one layer's weights, for the optimizer."""
 
     def __init__(self, shard: LayerShard, groups: ProcessGroups, like: Tensor) -> None:
         self._shard, self._groups, self._like = shard, groups, like

@@ -111,10 +111,7 @@ def read_plain_batches(
     """The batches of the tokens in a folder.
 
     Args:
-        folder: a complete token folder.
         sequence: tokens per sequence.
-        batch: global batch in sequences.
-        seed: seed of the run.
         weights: share of each source; None takes them in proportion to their tokens.
         masking: how tokens are masked; None predicts each next token.
     """

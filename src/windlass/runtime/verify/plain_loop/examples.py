@@ -101,14 +101,7 @@ class PlainExamples:
 
 
 def read_plain_examples(file: Path, *, batch: int, seed: int, dtype: torch.dtype) -> PlainExamples:
-    """The examples in a safetensors file.
-
-    Args:
-        file: the file.
-        batch: global batch in examples.
-        seed: seed of the run.
-        dtype: type of the numbers that the model takes.
-    """
+    """The examples in a safetensors file."""
     tensors = load_file(file)
     flips, border = tensors["moves"].tolist() if "moves" in tensors else (0, 0)
     mean, std = (tensors[name].float() if name in tensors else None for name in ("mean", "std"))

@@ -56,7 +56,6 @@ def read_plain_answers(folder: Path, form: RowForm, *, drop_long: bool) -> Plain
     """Conversations, of which the tokens with a weight are learned.
 
     Args:
-        folder: a complete token folder.
         form: of the rows.
         drop_long: whether a conversation that is longer than a row is left out, not cut off.
     """
@@ -83,9 +82,7 @@ def read_plain_masked_text(folder: Path, form: RowForm, masking: PlainMasking) -
     """Packed documents, of which some tokens are masked.
 
     Args:
-        folder: a complete token folder.
         form: of the rows.
-        masking: how tokens are masked.
     """
     fill = read_plain_splits(folder)[-1]
 
@@ -102,10 +99,7 @@ def read_plain_pairs(
     """Pairs of sentences, of which every other second one is of another document.
 
     Args:
-        folder: a complete token folder.
         form: of the rows.
-        masking: how tokens are masked.
-        tokens: the special ones.
     """
     separator = read_plain_splits(folder)[-1]
 

@@ -37,7 +37,6 @@ class Counts(NamedTuple):
         """Counts those that are known.
 
         Args:
-            targets: of a batch.
             places: how many of each row's, the last ones, are of pairs.
         """
         if targets.is_floating_point():
@@ -60,7 +59,6 @@ def sums_of(outputs: Any, targets: Tensor, places: int) -> Sums:  # noqa: ANN401
     Args:
         outputs: what the model gives; with pairs of sentences, logits of tokens `[b s v]` and of
             pairs `[b n 2]`.
-        targets: of the micro-batch.
         places: how many of each row's targets, the last ones, are of pairs.
     """
     zero = torch.zeros(())

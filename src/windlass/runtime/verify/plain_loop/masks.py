@@ -19,8 +19,6 @@ class PlainMasks:
     Args:
         layers: name and module of each layer, which are changed.
         sparsity: which blocks are kept, and when that changes; None means a dense model.
-        seed: of the run.
-        steps: of the run.
     """
 
     def __init__(

@@ -28,9 +28,6 @@ def plain_optimizer(
     """The optimizer of a run; each step's learning rate times `factor` is to be set in its groups.
 
     Args:
-        parameters: all weights.
-        settings: of the run.
-        hidden: those between the first and the last layer.
         names: full name of each weight by its `id`; None if no group of the settings needs them.
         joined: rows of each matrix in a weight that is several, by its full name; None if none is.
     """

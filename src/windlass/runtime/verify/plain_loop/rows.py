@@ -165,7 +165,6 @@ def cut(ends: Sequence[int], longest: int, *, around: int = 0) -> list[PlainPiec
     """Consecutive documents, cut into pieces of at most so many tokens, and of at least two.
 
     Args:
-        ends: where each document begins, and where the last one ends.
         longest: most tokens of a piece.
         around: tokens that a row holds beside those of each piece, one of which is the end of a
             text, which no piece has then.

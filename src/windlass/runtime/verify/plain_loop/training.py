@@ -75,10 +75,7 @@ def train_plainly(
 
     Args:
         layers: name and module of each layer, with their initial weights, which are changed.
-        batches: the tokens of each step.
-        settings: of the run.
         micro: micro-batch size in sequences, a divisor of the batch.
-        dtype: type of weights, activations and optimizer state.
         float8: whether linear layers between the first and the last one multiply 8-bit factors.
         sparsity: which weights are kept, and when that changes; None means a dense model.
         joined: rows of each matrix in a weight that is several, by its full name; None if none is.
