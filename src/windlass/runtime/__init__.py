@@ -3,9 +3,7 @@
 It never searches for plans or predicts their cost.
 """
 
-from windlass.runtime.checkpoint.averaged_weights import (
-    evaluation_checkpoint,
-)
+from windlass.runtime.checkpoint.averaged_weights import evaluation_checkpoint
 from windlass.runtime.checkpoint.checkpoint import (
     Checkpoint,
     Manifest,
@@ -21,9 +19,7 @@ from windlass.runtime.checkpoint.checkpoint import (
     verify_checkpoint,
 )
 from windlass.runtime.checkpoint.convert_moments import read_moments
-from windlass.runtime.checkpoint.export_gguf import (
-    export_gguf,
-)
+from windlass.runtime.checkpoint.export_gguf import export_gguf
 from windlass.runtime.checkpoint.export_huggingface import (
     export_adapter,
     export_huggingface,
@@ -34,24 +30,14 @@ from windlass.runtime.checkpoint.export_weights import (
     export_weights,
     load_dense_weights,
 )
-from windlass.runtime.checkpoint.import_weights import (
-    import_weights,
-)
+from windlass.runtime.checkpoint.import_weights import import_weights
 from windlass.runtime.checkpoint.layer_tensors import read_tensors
 from windlass.runtime.checkpoint.load_state import load_weights, read_weight
-from windlass.runtime.checkpoint.merge_shards import (
-    merge_shards,
-)
+from windlass.runtime.checkpoint.merge_shards import merge_shards
 from windlass.runtime.checkpoint.run_checkpoints import RunCheckpoints
 from windlass.runtime.checkpoint.safetensors_io import SavedFile
-from windlass.runtime.distributed.compile_heartbeat import CompileHeartbeat
-from windlass.runtime.distributed.heartbeat import (
-    HeartbeatWriter,
-)
-from windlass.runtime.distributed.local_launcher import (
-    LocalLauncher,
-    WatchdogTimeouts,
-)
+from windlass.runtime.distributed.heartbeat import CompileHeartbeat, HeartbeatWriter
+from windlass.runtime.distributed.local_launcher import LocalLauncher, WatchdogTimeouts
 from windlass.runtime.distributed.p2p import batch_on_meta, output_shapes
 from windlass.runtime.distributed.rank_ipc import (
     RANKS_FOLDER,
@@ -60,10 +46,7 @@ from windlass.runtime.distributed.rank_ipc import (
     heartbeat_file,
     write_report,
 )
-from windlass.runtime.distributed.rank_placement import (
-    RankPlacement,
-    rank_placements,
-)
+from windlass.runtime.distributed.rank_placement import RankPlacement, rank_placements
 from windlass.runtime.distributed.rendezvous import (
     HeadAddress,
     Rendezvous,
@@ -77,51 +60,30 @@ from windlass.runtime.distributed.rendezvous import (
     init_process_group,
     is_peer_lost,
 )
-from windlass.runtime.distributed.status_store import (
-    StatusStore,
-)
-from windlass.runtime.distributed.watchdog import (
-    HostWatchdog,
-)
+from windlass.runtime.distributed.status_store import StatusStore
+from windlass.runtime.distributed.watchdog import HostWatchdog
 from windlass.runtime.engine import StartEngine, TimelineRecorder
 from windlass.runtime.expert_load import ExpertLoad
 from windlass.runtime.inference.evaluations import Evaluations
-from windlass.runtime.inference.generate import (
-    SamplingOptions,
-    generate_text,
-)
-from windlass.runtime.inference.inference_model import (
-    InferenceModel,
-)
+from windlass.runtime.inference.generate import SamplingOptions, generate_text
+from windlass.runtime.inference.inference_model import InferenceModel
 from windlass.runtime.inference.rank_passes import RankPasses
-from windlass.runtime.inference.rank_scorer import (
-    score_on_rank,
-)
-from windlass.runtime.inference.score import (
-    log_likelihoods,
-)
-from windlass.runtime.interpreter import (
-    OTHER_WORK_SLOT,
-    Handlers,
-    HeartbeatSlots,
-)
+from windlass.runtime.inference.rank_scorer import score_on_rank
+from windlass.runtime.inference.score import log_likelihoods
+from windlass.runtime.interpreter import OTHER_WORK_SLOT, Handlers, HeartbeatSlots
 from windlass.runtime.keyed_dropout import DropoutKeys, generator_seed, layer_key
 from windlass.runtime.layer_templates import (
     LayerTemplate,
     # Its own name is the module's.
     layer_templates as stack_templates,
 )
-from windlass.runtime.memory_stats import (
-    MemoryLimit,
-)
+from windlass.runtime.memory_stats import MemoryLimit
 from windlass.runtime.offload.transfer_queue import TransferStats
 from windlass.runtime.optimizer_state.dtypes import DTYPES, master_dtype
-from windlass.runtime.optimizers.groups import (
-    rate_and_decay,
-    require_group_matches,
-)
 from windlass.runtime.optimizers.learning_rate import (
     learning_rate,
+    rate_and_decay,
+    require_group_matches,
 )
 from windlass.runtime.optimizers.step_numbers import StepNumbers
 from windlass.runtime.param_store import write_checkpoint_file
@@ -131,33 +93,17 @@ from windlass.runtime.parameters import (
     ModelParameter,
     persistent_buffers,
 )
-from windlass.runtime.rank_context import (
-    LogLikelihoods,
-    RankContext,
-)
+from windlass.runtime.rank_context import LogLikelihoods, RankContext
 from windlass.runtime.rank_parts import RankParts
-from windlass.runtime.sparsity.convert_layers import (
-    convert_checkpoint,
-)
+from windlass.runtime.sparsity.convert_layers import convert_checkpoint
 from windlass.runtime.step.broken_step import BrokenStep
 from windlass.runtime.step.step_inputs import StepInputs
 from windlass.runtime.step.step_state import LossScale, StepState
-from windlass.runtime.train import (
-    train_loop,
-)
-from windlass.runtime.verify.activation_fingerprints import (
-    ActivationFingerprints,
-)
-from windlass.runtime.verify.compare_runs import (
-    InstrumentedRun,
-    compare_to_single_device,
-)
-from windlass.runtime.verify.compare_to_plain import (
-    compare_to_plain_pytorch,
-)
-from windlass.runtime.verify.compare_to_reference import (
-    compare_to_reference,
-)
+from windlass.runtime.train import train_loop
+from windlass.runtime.verify.activation_fingerprints import ActivationFingerprints
+from windlass.runtime.verify.compare_runs import InstrumentedRun, compare_to_single_device
+from windlass.runtime.verify.compare_to_plain import compare_to_plain_pytorch
+from windlass.runtime.verify.compare_to_reference import compare_to_reference
 from windlass.runtime.verify.fault_injection import (
     FAULTS,
     OVERFLOWING_STEPS,
@@ -165,124 +111,31 @@ from windlass.runtime.verify.fault_injection import (
     inject_fault,
     overflow_on_last_rank,
 )
-from windlass.runtime.verify.handler_hooks import (
-    HandlerWrapper,
-    HookContext,
-)
-from windlass.runtime.verify.reference_model import (
-    reference_step,
-)
-from windlass.runtime.verify.restart import (
-    train_with_restart,
-)
+from windlass.runtime.verify.handler_hooks import HandlerWrapper, HookContext
+from windlass.runtime.verify.reference_model import reference_step
+from windlass.runtime.verify.restart import train_with_restart
 
 __all__ = [
-    "DTYPES",
-    "FAULTS",
-    "NOT_LOADED",
-    "OTHER_WORK_SLOT",
-    "OVERFLOWING_STEPS",
-    "RANKS_FOLDER",
-    "ActivationFingerprints",
-    "BrokenStep",
-    "Checkpoint",
-    "CompileHeartbeat",
-    "DropoutKeys",
-    "Evaluations",
-    "ExpertLoad",
-    "HandlerWrapper",
-    "Handlers",
-    "HeadAddress",
-    "HeartbeatSlots",
-    "HeartbeatWriter",
-    "HookContext",
-    "HostWatchdog",
-    "InferenceModel",
-    "InstrumentedRun",
-    "LayerParameters",
-    "LayerTemplate",
-    "LocalLauncher",
-    "LogLikelihoods",
-    "LossScale",
-    "Manifest",
-    "MemoryLimit",
-    "ModelParameter",
-    "ParentProcess",
-    "RankContext",
-    "RankParts",
-    "RankPasses",
-    "RankPlacement",
-    "Rendezvous",
-    "RunCheckpoints",
-    "RunStart",
-    "SamplingOptions",
-    "SavedFile",
-    "StartEngine",
-    "StatusStore",
-    "StepInputs",
-    "StepNumbers",
-    "StepState",
-    "StoreAddress",
-    "TimelineRecorder",
-    "TransferStats",
-    "WatchdogTimeouts",
-    "batch_on_meta",
-    "broadcast_start",
-    "checkpoint_folders",
-    "checkpoint_name",
-    "compare_to_plain_pytorch",
-    "compare_to_reference",
-    "compare_to_single_device",
-    "connect_watchdog_store",
-    "convert_checkpoint",
-    "create_store_file",
-    "destroy_process_group",
-    "evaluation_checkpoint",
-    "export_adapter",
-    "export_gguf",
-    "export_huggingface",
-    "export_masks",
-    "export_weights",
-    "faulty_layer",
-    "flight_record_file",
-    "generate_text",
-    "generator_seed",
-    "heartbeat_file",
-    "hold_checkpoint",
-    "host_store",
-    "import_weights",
-    "init_process_group",
-    "inject_fault",
-    "is_peer_lost",
-    "is_sharded",
-    "latest_checkpoint",
-    "layer_file",
-    "layer_key",
-    "learning_rate",
-    "link_checkpoint",
-    "load_dense_weights",
-    "load_weights",
-    "log_likelihoods",
-    "master_dtype",
-    "merge_shards",
-    "open_checkpoint",
-    "output_shapes",
-    "overflow_on_last_rank",
-    "persistent_buffers",
-    "rank_placements",
-    "rate_and_decay",
-    "read_moments",
-    "read_tensors",
-    "read_weight",
-    "reference_step",
-    "remove_temporaries",
-    "require_group_matches",
-    "require_new_folder",
-    "score_on_rank",
-    "stack_templates",
-    "train_loop",
-    "train_with_restart",
-    "verify_checkpoint",
-    "write_checkpoint_file",
-    "write_report",
-]
+    "DTYPES", "FAULTS", "NOT_LOADED", "OTHER_WORK_SLOT", "OVERFLOWING_STEPS", "RANKS_FOLDER",
+    "ActivationFingerprints", "BrokenStep", "Checkpoint", "CompileHeartbeat", "DropoutKeys",
+    "Evaluations", "ExpertLoad", "HandlerWrapper", "Handlers", "HeadAddress", "HeartbeatSlots",
+    "HeartbeatWriter", "HookContext", "HostWatchdog", "InferenceModel", "InstrumentedRun",
+    "LayerParameters", "LayerTemplate", "LocalLauncher", "LogLikelihoods", "LossScale", "Manifest",
+    "MemoryLimit", "ModelParameter", "ParentProcess", "RankContext", "RankParts", "RankPasses",
+    "RankPlacement", "Rendezvous", "RunCheckpoints", "RunStart", "SamplingOptions", "SavedFile",
+    "StartEngine", "StatusStore", "StepInputs", "StepNumbers", "StepState", "StoreAddress",
+    "TimelineRecorder", "TransferStats", "WatchdogTimeouts", "batch_on_meta", "broadcast_start",
+    "checkpoint_folders", "checkpoint_name", "compare_to_plain_pytorch", "compare_to_reference",
+    "compare_to_single_device", "connect_watchdog_store", "convert_checkpoint", "create_store_file",
+    "destroy_process_group", "evaluation_checkpoint", "export_adapter", "export_gguf",
+    "export_huggingface", "export_masks", "export_weights", "faulty_layer", "flight_record_file",
+    "generate_text", "generator_seed", "heartbeat_file", "hold_checkpoint", "host_store",
+    "import_weights", "init_process_group", "inject_fault", "is_peer_lost", "is_sharded",
+    "latest_checkpoint", "layer_file", "layer_key", "learning_rate", "link_checkpoint",
+    "load_dense_weights", "load_weights", "log_likelihoods", "master_dtype", "merge_shards",
+    "open_checkpoint", "output_shapes", "overflow_on_last_rank", "persistent_buffers",
+    "rank_placements", "rate_and_decay", "read_moments", "read_tensors", "read_weight",
+    "reference_step", "remove_temporaries", "require_group_matches", "require_new_folder",
+    "score_on_rank", "stack_templates", "train_loop", "train_with_restart", "verify_checkpoint",
+    "write_checkpoint_file", "write_report",
+]  # fmt: skip

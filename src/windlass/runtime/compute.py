@@ -1,12 +1,15 @@
 """ComputeHandlers: the handlers that compute one step: forward, backward, norm and update."""
 
+from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
 
 from windlass.data import TrainingBatches
-from windlass.program import selective_layers
+from windlass.program import Program, selective_layers
 from windlass.runtime.distributed.process_groups import DistContext
 from windlass.runtime.expert_load import ExpertLoad
 from windlass.runtime.interpreter import Handlers
@@ -16,7 +19,6 @@ from windlass.runtime.offload.activations import ActivationOffloader
 from windlass.runtime.optimizers.optimizer import Optimizer
 from windlass.runtime.param_store import ParamStore
 from windlass.runtime.rank_context import RankContext
-from windlass.runtime.step.backward_reach import BackwardReach
 from windlass.runtime.step.gradient_sums import add_gradients
 from windlass.runtime.step.split_backward import backward_input, backward_weight
 from windlass.runtime.step.step_inputs import StepInputs
@@ -25,6 +27,39 @@ from windlass.runtime.step_outcome import StepOutcome
 
 _COMPILED_KINDS = ("load_batch", "forward", "recompute", "backward")
 """Instruction kinds that `warm_up` runs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackwardReach:
+    """Which layers of a rank have a backward pass, and what their last passes free."""
+
+    forward_only: frozenset[int]
+    """The layers before the first trained one: they save nothing, and their input is freed."""
+    recomputed: frozenset[int]
+    """The layers whose forward pass runs again right before their backward pass."""
+    first_trained: int | None
+    """The first trained layer, whose input has no gradient; None if it is on another rank."""
+    frees_tokens: int | None
+    """The layer whose last pass is the last to need a micro-batch's tokens; None if none does."""
+
+    @classmethod
+    def of(cls, program: Program, last_layer: int) -> Self:
+        """The reach of a program."""
+        passes: dict[str, set[int]] = defaultdict(set)
+        for kind, layer, _ in program.instructions:
+            if layer is not None:
+                passes[kind].add(layer)
+        forward, backward = passes["forward"], passes["backward"] | passes["backward_weight"]
+        first = min(backward, default=None)
+        if first is not None and first - 1 in passes["send"]:
+            first = None
+        takes_tokens = forward & {0, last_layer}
+        return cls(
+            forward_only=frozenset(forward - backward),
+            recomputed=frozenset(passes["recompute"]),
+            first_trained=first,
+            frees_tokens=min(takes_tokens & backward or takes_tokens, default=None),
+        )
 
 
 class StopRequested(Exception):  # noqa: N818  a request, not an error

@@ -9,8 +9,7 @@ from windlass.runtime.checkpoint.checkpoint import Checkpoint
 from windlass.runtime.checkpoint.run_checkpoints import RunCheckpoints
 from windlass.runtime.checkpoint.safetensors_io import SavedFile
 from windlass.runtime.compute import ComputeHandlers
-from windlass.runtime.distributed.compile_heartbeat import CompileHeartbeat
-from windlass.runtime.distributed.heartbeat import DeviceHeartbeat
+from windlass.runtime.distributed.heartbeat import CompileHeartbeat, DeviceHeartbeat
 from windlass.runtime.distributed.p2p import P2PCommunicator
 from windlass.runtime.distributed.process_groups import DistContext, ProcessGroups, SingleProcess
 from windlass.runtime.engine import TimelineRecorder

@@ -7,7 +7,7 @@ from contextlib import closing, contextmanager
 import torch
 from torch.fx import GraphModule
 
-from windlass.runtime.distributed.compile_heartbeat import CompileHeartbeat
+from windlass.runtime.distributed.heartbeat import CompileHeartbeat
 
 COMPILING = 0.3
 """Seconds that each compilation here takes."""

@@ -30,8 +30,7 @@ from windlass.runtime.offload.direct_io import page_aligned_buffer
 from windlass.runtime.offload.frozen_weights import FrozenWeights
 from windlass.runtime.offload.initial_state import create_state, load_state
 from windlass.runtime.offload.layer_state import OffloadedLayerState
-from windlass.runtime.offload.offload_tier import OffloadTier
-from windlass.runtime.offload.offloaded_gradients import WaitingGradients
+from windlass.runtime.offload.offload_tier import OffloadTier, WaitingGradients
 from windlass.runtime.offload.staging_buffers import LayerUpdate
 from windlass.runtime.offload.transfer_queue import TransferHandle, TransferStats
 from windlass.runtime.optimizer_state.averages import Averaging

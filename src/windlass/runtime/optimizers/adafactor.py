@@ -22,8 +22,7 @@ from windlass.runtime.optimizer_state.factored_moment import (
     MatrixPlace,
     blocks,
 )
-from windlass.runtime.optimizers.scratch import Scratch
-from windlass.runtime.optimizers.updates import Chunk, Hyperparameters
+from windlass.runtime.optimizers.updates import Chunk, Hyperparameters, Scratch
 
 _DECAY_RATE = 0.8
 _LEAST_RMS = 1e-3

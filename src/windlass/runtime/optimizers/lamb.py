@@ -15,8 +15,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from windlass.runtime.optimizers.scratch import Scratch
-from windlass.runtime.optimizers.updates import Chunk, Hyperparameters
+from windlass.runtime.optimizers.updates import Chunk, Hyperparameters, Scratch
 
 _ROW = 4096
 """Elements whose squares are summed sequentially; sums of rows do not depend on how a weight is

@@ -12,10 +12,9 @@ from windlass.runtime.optimizer_state.averages import averaging_of
 from windlass.runtime.optimizer_state.factored_moment import FactoredMoment
 from windlass.runtime.optimizers import muon
 from windlass.runtime.optimizers.gradient_norms import GradientNorms, flattened, in_groups
-from windlass.runtime.optimizers.schedule_free import NewestShares
-from windlass.runtime.optimizers.scratch import Scratch
+from windlass.runtime.optimizers.learning_rate import NewestShares
 from windlass.runtime.optimizers.step_numbers import StepNumbers
-from windlass.runtime.optimizers.updates import UPDATES, Chunk, Hyperparameters, adamw
+from windlass.runtime.optimizers.updates import UPDATES, Chunk, Hyperparameters, Scratch, adamw
 from windlass.runtime.optimizers.weight_ranks import SingleRank, WeightRanks
 from windlass.runtime.optimizers.weight_steps import (
     WeightStep,

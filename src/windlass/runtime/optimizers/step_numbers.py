@@ -6,8 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from windlass.runtime.optimizers.groups import rate_and_decay
-from windlass.runtime.optimizers.learning_rate import learning_rate
+from windlass.runtime.optimizers.learning_rate import learning_rate, rate_and_decay
 from windlass.schema import TrainSettings
 from windlass.torch_ext import Device
 

@@ -9,8 +9,7 @@ from torch import Tensor
 from windlass.runtime.optimizer_state.factored_moment import FactoredMoment
 from windlass.runtime.optimizers.adafactor import AdafactorStep
 from windlass.runtime.optimizers.lamb import LambStep
-from windlass.runtime.optimizers.scratch import Scratch
-from windlass.runtime.optimizers.updates import Chunk, Hyperparameters
+from windlass.runtime.optimizers.updates import Chunk, Hyperparameters, Scratch
 from windlass.schema import OptimizerLaw
 
 

@@ -76,6 +76,7 @@ class LayerShard:
         self._buffers = tuple(layer.buffers())
         self.persistent_buffers = persistent_buffers(self.name, layer)
         """Buffers that belong in a checkpoint, by full name."""
+        layer = stack.layers[index]  # of the other one, parameters that are tied may be empty
         self._device, self._dtype = context.device.torch_device, stored_dtype(plan)
         self._precision = plan.precision
         self._law = optimizer_law(plan.optimizer)
