@@ -1,15 +1,19 @@
 """Whether the planner's own choice is ever slower than what it finds with parts of it pinned.
 
     python benchmarks/pins.py [ROW ...]
+    python benchmarks/pins.py --random SEED COUNT PINS
 
 Each row asks a question open and then with pins; a pin only takes plans away, so no pinned answer
-is faster. `open` and `pinned` are predicted seconds of a step, and CPU seconds of the search.
+is faster (`<<`). Random requests have single and double pins. A line has predicted seconds of a
+step, CPU seconds of the search, and the plan.
 """
 
+import random
 import sys
 import time
 
-from windlass import api
+from windlass.api.objects import NO_OBJECTS
+from windlass.api.plan import make_request, plan_request
 from windlass.errors import WindlassError
 
 ROWS: tuple[tuple[str, str, tuple[str, ...], tuple[str, ...]], ...] = (
@@ -40,22 +44,38 @@ ROWS: tuple[tuple[str, str, tuple[str, ...], tuple[str, ...]], ...] = (
      ("stack=fsdp", "train.sequence=2048", "train.batch=8", "memory=22.4GiB"),
      ("recompute=full",)),
     ("gpt3-175b", "cs-2", ("train.batch=256",), ("train.batch=32",)),
+    ("gpt3-175b", "ipu-pod256", (), ("parallel.pipeline=2",)),
+    ("bert-large", "ipu-pod16", ("train.batch=1536", "train.sequence=512"),
+     ("parallel.pipeline=8",)),
+    ("gpt3-13b", "ipu-pod256", ("train.batch=256",), ("offload.optimizer=device",)),
+)  # fmt: skip
+MODELS = ("gpt2-355m", "gpt2-1.5b", "bert-large", "llama2-7b", "llama2-13b", "vit-b16")
+MACHINES = ("dgx-h100", "dgx-a100-40gb", "dgx-a100-40gb:2", "ipu-m2000", "ipu-pod16", "cs-2")
+PINS = (
+    "parallel.context=2", "parallel.context=1", "parallel.pipeline=1", "parallel.pipeline=2",
+    "parallel.pipeline=4", "parallel.data=2", "parallel.data=4", "parallel.tensor=1",
+    "parallel.tensor=2", "parallel.tensor=4", "parallel.schedule=gpipe",
+    "parallel.schedule=interleaved", "parallel.schedule=zero-bubble",
+    "parallel.virtual_stages=2", "parallel.virtual_stages=5", "recompute=full",
+    "recompute=selective", "recompute=none", "sharding.parameters=2", "sharding.optimizer=4",
+    "batch.micro=1", "batch.micro=4", "phases=1", "phases=4", "phases=9", "compile=true",
+    "precision=bfloat16", "offload.optimizer=device", "offload.optimizer=host",
 )  # fmt: skip
 
 
 def answer(model: str, machine: str, *overrides: str) -> tuple[float, str]:
-    """Seconds of a step of the planner's choice, infinite if it has none, and a line on it."""
+    """Seconds of a step of the proved fastest plan, infinite if none fits, and a line on it."""
     begin = time.process_time()
     try:
-        planned = api.plan(model, *overrides, machine=machine, cache=False)
+        request = make_request(model, "margin=0", *overrides, machine=machine)
+        planned = plan_request(request, NO_OBJECTS, None, cache=False, explains=False)
     except WindlassError as error:
         return float("inf"), f"{error}".replace("\n", " ")[:200]
     took = f"[{time.process_time() - begin:.1f} s]"
     if planned.result.plan is None:
         advice = planned.result.advice
-        return float(
-            "inf"
-        ), f"{took} does not fit: {advice and advice.needed_bytes / 2**30:.2f} GiB"
+        needed = advice.needed_bytes / 2**30 if advice else float("nan")
+        return float("inf"), f"{took} does not fit: {needed:.2f} GiB"
     plan, step = planned.plan, planned.prediction.step_seconds
     parallel = ", ".join(f"{key} {value}" for key, value in plan.parallel if value not in (None, 1))
     return step, (
@@ -65,19 +85,38 @@ def answer(model: str, machine: str, *overrides: str) -> tuple[float, str]:
     )
 
 
+def random_rows(
+    seed: int, count: int, pins: int
+) -> list[tuple[str, str, tuple[str, ...], tuple[str, ...]]]:
+    """Random requests with random single and double pins."""
+    chance = random.Random(seed)
+    return [
+        (
+            chance.choice(MODELS),
+            chance.choice(MACHINES),
+            (f"train.batch={chance.choice((8, 32, 96, 256))}",),
+            tuple(" ".join(chance.sample(PINS, k=chance.choice((1, 2)))) for _ in range(pins)),
+        )
+        for _ in range(count)
+    ]
+
+
 def main() -> None:
     """Prints each row, the pins that are faster marked."""
-    wanted = [int(each) for each in sys.argv[1:]] or range(len(ROWS))
-    for row in wanted:
-        model, machine, question, pins = ROWS[row]
-        seconds, words = answer(model, machine, *question)
-        print(f"{row} {model} on {machine} {' '.join(question)}\n   {seconds:9.3f} s {words}")
+    words = sys.argv[1:]
+    if words[:1] == ["--random"]:
+        rows = random_rows(*map(int, words[1:]))
+    else:
+        rows = [ROWS[int(each)] for each in words] or list(ROWS)
+    for row, (model, machine, question, pins) in enumerate(rows):
+        seconds, shown = answer(model, machine, *question)
+        print(f"{row} {model} on {machine} {' '.join(question)}\n   {seconds:9.3f} s {shown}")
         for pin in pins:
             keys = {each.partition("=")[0] for each in pin.split()}
             rest = [each for each in question if each.partition("=")[0] not in keys]
-            pinned, words = answer(model, machine, *rest, *pin.split())
+            pinned, shown = answer(model, machine, *rest, *pin.split())
             mark = "<<" if pinned < seconds * (1 - 1e-9) else "  "
-            print(f" {mark}{pinned:9.3f} s {pin} {words}", flush=True)
+            print(f" {mark}{pinned:9.3f} s {pin} {shown}", flush=True)
 
 
 if __name__ == "__main__":

@@ -9,8 +9,9 @@ import pytest
 from factories import sharded_graph, tiny_graph, tiny_machine
 from windlass.cost.predict import predict_plan
 from windlass.errors import WindlassError
-from windlass.planner.choose import choose_plan
-from windlass.planner.result import run_seconds
+from windlass.planner.choose import choose_plan, seek_plan
+from windlass.planner.result import PlanningResult, run_seconds
+from windlass.planner.search.fastest import Findings
 from windlass.planner.space.options import divisors, is_captured, vary
 from windlass.planner.space.phase_space import phase_partitions, with_state_on
 from windlass.planner.space.plan_space import PlanSpace
@@ -85,6 +86,18 @@ def test_no_pin_makes_a_plan_faster(seed: int):
 @pytest.mark.parametrize("seed", range(5, 65))
 def test_no_pin_of_thirty_makes_a_plan_faster(seed: int):
     no_pin_is_faster(seed, 30)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_what_other_batches_have_found_changes_no_choice(seed: int):
+    graph, on, findings = GRAPHS[seed], machine(random.Random(seed)), Findings()
+    pins = ("precision=float32", "compile=false", f"memory={(8, 20)[seed]}MB")
+    for batch in (2, 8, 12, 24):
+        asked = request(*pins, batch=batch)
+        alone, later = (seek_plan(asked, graph, on, findings=each) for each in (None, findings))
+        assert isinstance(alone, PlanningResult)
+        assert isinstance(later, PlanningResult)
+        assert later.run_seconds == pytest.approx(alone.run_seconds, rel=1e-9)
 
 
 def legal(asked: ResolvedRequest, graph: Graph, on: Machine) -> Iterator[Plan]:

@@ -24,7 +24,7 @@ from windlass.atomic_files import cache_folder
 from windlass.cost import predict_plan
 from windlass.errors import InputErrors, PlanError
 from windlass.hardware import load_local_machine, machine_names
-from windlass.planner import explain_result, resolve_defaults
+from windlass.planner import Findings, explain_result, resolve_defaults
 from windlass.report import (
     batch_comparison_figure,
     batch_comparison_table,
@@ -179,11 +179,13 @@ def batch(
     needs = needed_parts(request, graph)
     target = find_machine(request.machine, progress=progress, needs=needs)
     found: list[MachineForecast] = []
+    findings = Findings()
     for index, size in enumerate(sizes):
         if progress is not None:
             progress(f"planning for {size} sequences a step", index, len(sizes))
         train = request.train.model_copy(update={"batch": size})
-        found.append(_forecast(request.model_copy(update={"train": train}), target, progress))
+        of_size = request.model_copy(update={"train": train})
+        found.append(_forecast(of_size, target, progress, findings))
     forecasts = BatchForecasts(found)
     if picture is not None:
         heading = f"{request.model.name} on {request.machine}"
@@ -236,11 +238,15 @@ def requested_names(requested: Sequence[str], catalog: Iterable[str]) -> Iterato
         yield from catalog
 
 
-def _forecast(request: Request, machine: Machine, progress: Progress | None) -> MachineForecast:
+def _forecast(
+    request: Request, machine: Machine, progress: Progress | None, findings: Findings | None = None
+) -> MachineForecast:
     reason = ""
     chosen = prediction = None
     try:
-        result = plan_request(request, NO_OBJECTS, progress, explains=False).result
+        result = plan_request(
+            request, NO_OBJECTS, progress, explains=False, findings=findings
+        ).result
         chosen, prediction = result.plan, result.prediction
         reason = "" if result.fits else explain_result(result).verdict
     except (InputErrors, PlanError) as error:

@@ -38,10 +38,11 @@ from windlass.api.objects import (
     with_own_data,
 )
 from windlass.api.plan_file import plan_context, split_machine, with_tensor_shards
-from windlass.api.plan_search import search_plan
+from windlass.api.plan_search import PlanSearch
 from windlass.errors import PlanError, RequestError
 from windlass.planner import (
     Explanation,
+    Findings,
     PlanningResult,
     explain_result,
     pinned_parallelism,
@@ -277,6 +278,7 @@ def plan_request(
     here: Machine | None = None,
     fine_tunes: bool = False,
     explains: bool = True,
+    findings: Findings | None = None,
 ) -> Planned:
     """The best plan for a request.
 
@@ -289,6 +291,7 @@ def plan_request(
         fine_tunes: whether the weights that it starts from are trained already.
         explains: whether to say what comes next, or would help where nothing fits, which takes
             longer than the search.
+        findings: of other searches of the same model and machine; None makes new ones.
 
     Raises:
         WindlassError: what is wrong with the request, the model or the machine.
@@ -315,10 +318,11 @@ def plan_request(
     )
     kept = load_kept_plan(key) if cache and key is not None else None
     if kept is None:
-        graph, outcome = search_plan(
-            request, graph, target, kept_code, objects, progress, data,
-            explains=explains,
+        search = PlanSearch(
+            request=request, machine=target, kept_code=kept_code, objects=objects,
+            progress=progress, data=data, explains=explains, findings=findings or Findings(),
         )  # fmt: skip
+        graph, outcome = search.run(graph)
         if key is not None and (outcome.result.fits or explains):
             keep_plan(key, outcome)
     else:

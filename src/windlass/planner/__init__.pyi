@@ -5,13 +5,30 @@ from .downscale import downscale_plan
 from .explain import Explanation, explain_change, explain_idle_devices, explain_result
 from .given_plan import request_of_plan, result_of_given_plan
 from .result import PlanningResult, RunnerUp, with_budget
+from .search.fastest import Findings
 from .space.pins import pinned_parallelism
 from .space.tensor_degrees import every_tensor_degree, open_tensor_degrees
 
 __all__ = [
-    "Explanation", "NothingFits", "PlanningResult", "RunnerUp", "alternatives", "choose_plan",
-    "downscale_plan", "every_tensor_degree", "explain_change", "explain_idle_devices",
-    "explain_result", "open_tensor_degrees", "pinned_parallelism", "request_of_plan",
-    "resolve_defaults", "result_of_given_plan", "seek_plan", "smaller_batches", "with_budget",
+    "Explanation",
+    "Findings",
+    "NothingFits",
+    "PlanningResult",
+    "RunnerUp",
+    "alternatives",
+    "choose_plan",
+    "downscale_plan",
+    "every_tensor_degree",
+    "explain_change",
+    "explain_idle_devices",
+    "explain_result",
+    "open_tensor_degrees",
+    "pinned_parallelism",
+    "request_of_plan",
+    "resolve_defaults",
+    "result_of_given_plan",
+    "seek_plan",
+    "smaller_batches",
+    "with_budget",
     "without_pins",
 ]  # fmt: skip

@@ -27,7 +27,7 @@ from windlass.planner.result import (
     runner_up,
 )
 from windlass.planner.search.evaluate import evaluate, infeasible_plan
-from windlass.planner.search.fastest import FastestPlans, fastest_plans
+from windlass.planner.search.fastest import FastestPlans, Findings, fastest_plans
 from windlass.planner.space.axes import explain_axes
 from windlass.planner.space.options import (
     is_captured,
@@ -107,6 +107,7 @@ def seek_plan(
     kept_code: KeptCode = frozenset(),
     margin: float = 0.0,
     explains: bool = True,
+    findings: Findings | None = None,
 ) -> "PlanningResult | NothingFits":
     """Chooses the plan that ends the run first, and says why not another, if one fits.
 
@@ -121,12 +122,13 @@ def seek_plan(
         kept_code: compiled code of the model that earlier runs have left on the machine.
         margin: as of `plan_to_queue`; 0 chooses the proved fastest plan.
         explains: whether to say why not another plan, and what would help the chosen one.
+        findings: of other searches of the same model and machine; None makes new ones.
 
     Raises:
         InputErrors: the request asks for something impossible.
     """
     space, budget_bytes = _possible_space(request, graph, machine, every_grid, kept_code)
-    fastest = fastest_plans(space, budget_bytes, keeps_smallest=True)
+    fastest = fastest_plans(space, budget_bytes, findings=findings, keeps_smallest=True)
     if not fastest.best:
         return NothingFits(space, fastest, budget_bytes)
     return _fits(space, fastest, budget_bytes, margin, explains)
@@ -294,7 +296,9 @@ def _pinned_rank(space: PlanSpace, fastest: FastestPlans, budget_bytes: int) -> 
         return None
     unpinned, steps = replace(space, request=request), request.train.steps
     seconds = run_seconds(chosen[1], steps) / steps
-    found = fastest_plans(unpinned, budget_bytes, clock=fastest.clock, below_seconds=seconds).best
+    found = fastest_plans(
+        unpinned, budget_bytes, findings=fastest.findings, below_seconds=seconds
+    ).best
     faster = [item for item in found if run_seconds(item[1], steps) / steps < seconds]
     faster = [item for item in faster if item[0] != chosen[0]]
     return PinnedRank(

@@ -1,12 +1,13 @@
 """Alternatives: plans of different kinds that fit a budget, as command-line overrides."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from itertools import chain, islice
 from operator import attrgetter
 from typing import Literal, NamedTuple
 
-from windlass.planner.result import Change, EvaluatedPlan
+from windlass.planner.result import Change
 from windlass.planner.search.fastest import fastest_plans
 from windlass.planner.space.options import offload_tiers, vary
 from windlass.planner.space.plan_space import PlanSpace
@@ -73,9 +74,15 @@ def alternatives(
     Returns:
         The changes, cheapest first; no more than one of each kind beyond `count`.
     """
-    search = _Search(request, graph, machine, budget_bytes)
-    kinds = [*search.on_device(), search.optimizer_offloaded()]
-    in_phases = search.in_phases()
+    unpinned = {"recompute": None, "recompute_layers": None, "phases": None}
+    space = PlanSpace(request.model_copy(update=unpinned), graph, machine)
+    fitting = partial(_fewest_dropped, space, budget_bytes)
+    tiers = [tier.name for tier in offload_tiers(machine)]
+    kinds = [fitting(_in_memory(DEVICE_TIER), mode) for mode in _RECOMPUTE_MODES]
+    offloaded = chain(*(fitting(_in_memory(tier)) for tier in tiers))
+    kinds.append(sorted(offloaded, key=attrgetter("token_seconds")))
+    excludes_phases = request.offload.optimizer or request.recompute_layers is not None
+    in_phases = iter(()) if excludes_phases or not tiers else _in_phases(fitting, graph.layers)
     chosen = sorted((kind[0] for kind in kinds if kind), key=attrgetter("token_seconds"))[:count]
     chosen += islice(in_phases, 1)
     for other in chain(in_phases, *reversed(kinds)):
@@ -94,69 +101,47 @@ def alternatives(
     )
 
 
-class _Search:
-    """Finds plans that fit with as few pins dropped as possible, fastest first."""
+def _in_memory(optimizer: str) -> dict[str, object]:
+    """Pins of plans without phases, with optimizer state in a tier."""
+    return {"offload": OffloadRequest(optimizer=optimizer), "phases": 1}
 
-    def __init__(
-        self, request: ResolvedRequest, graph: Graph, machine: Machine, budget_bytes: int
-    ) -> None:
-        unpinned = {"recompute": None, "recompute_layers": None, "phases": None}
-        self._excludes_phases = bool(
-            request.offload.optimizer or request.recompute_layers is not None
+
+def _in_phases(
+    fitting: Callable[[Mapping[str, object]], list[_Alternative]], layers: int
+) -> Iterator[_Alternative]:
+    """Plans in phases: in the fastest number of phases, then in more each time."""
+    fastest = fitting({})
+    yield from fastest[:1]
+    count = max((way.plan.phase_count for way in fastest), default=layers)
+    while count < layers:
+        count = min(2 * count, layers)
+        yield from fitting({"phases": count})[:1]
+
+
+def _fewest_dropped(
+    space: PlanSpace,
+    budget_bytes: int,
+    update: Mapping[str, object],
+    mode: Recompute | None = None,
+) -> list[_Alternative]:
+    """Plans that fit with the fewest pins dropped, as far as a request can name them."""
+    if mode is not None:
+        space = replace(space, recompute_within=tuple(dict.fromkeys(("none", mode))))
+    where: Literal["memory", "phases"] = "memory" if update.get("phases") == 1 else "phases"
+    for dropped in _DROPPED_PINS:
+        request = space.request.model_copy(update={**dropped, **update})
+        found = fastest_plans(
+            replace(space, request=request), budget_bytes, where=where, most=_MOST
         )
-        self._space = PlanSpace(request.model_copy(update=unpinned), graph, machine)
-        self._budget_bytes = budget_bytes
-
-    def on_device(self) -> Iterator[list[_Alternative]]:
-        """Plans with everything on the device, for each recompute mode."""
-        offload = OffloadRequest(optimizer=DEVICE_TIER)
-        for mode in _RECOMPUTE_MODES:
-            yield self._fewest_dropped({"offload": offload, "phases": 1}, mode)
-
-    def optimizer_offloaded(self) -> list[_Alternative]:
-        """Plans with offloaded optimizer state."""
-        fitting: list[_Alternative] = []
-        for tier in offload_tiers(self._space.machine):
-            offload = OffloadRequest(optimizer=tier.name)
-            fitting += self._fewest_dropped({"offload": offload, "phases": 1})
-        return sorted(fitting, key=attrgetter("token_seconds"))
-
-    def in_phases(self) -> Iterator[_Alternative]:
-        """Plans in phases: in the fastest number of phases, then in more each time."""
-        space = self._space
-        if self._excludes_phases or not offload_tiers(space.machine):
-            return
-        fitting = self._fewest_dropped({})
-        yield from fitting[:1]
-        layers = space.graph.layers
-        count = max((way.plan.phase_count for way in fitting), default=layers)
-        while count < layers:
-            count = min(2 * count, layers)
-            yield from self._fewest_dropped({"phases": count})[:1]
-
-    def _fewest_dropped(
-        self, update: Mapping[str, object], mode: Recompute | None = None
-    ) -> list[_Alternative]:
-        """Plans that fit with the fewest pins dropped, fastest first."""
-        for dropped in _DROPPED_PINS:
-            request = self._space.request.model_copy(update={**dropped, **update})
-            best: dict[tuple[str, ...], _Alternative] = {}
-            for plan, prediction in self._fitting(request, mode):
-                way = _Alternative(plan, prediction, tuple(dropped))
-                if _is_requestable(plan):
-                    best.setdefault(tuple(_overrides(request, way)), way)
-            if best:
-                return sorted(best.values(), key=attrgetter("token_seconds"))
-        return []
-
-    def _fitting(self, request: ResolvedRequest, mode: Recompute | None) -> list[EvaluatedPlan]:
-        """Plans that fit, as far as a request can name them."""
-        space = replace(self._space, request=request)
-        if mode is not None:
-            space = replace(space, recompute_within=tuple(dict.fromkeys(("none", mode))))
-        where: Literal["memory", "phases"] = "memory" if request.phases == 1 else "phases"
-        best = fastest_plans(space, self._budget_bytes, where=where, most=_MOST).best
-        return [item for item in best if mode in (None, item[0].recompute)]
+        best: dict[tuple[str, ...], _Alternative] = {}
+        for plan, prediction in found.best:
+            way = _Alternative(plan, prediction, tuple(dropped))
+            # A request names one recompute mode.
+            if mode in (None, plan.recompute) and plan.stages[0].recompute_rest is None:
+                best.setdefault(tuple(_overrides(request, way)), way)
+        if best:
+            return sorted(best.values(), key=attrgetter("token_seconds"))
+    return []
 
 
 def _overrides(request: ResolvedRequest, way: _Alternative) -> Iterator[str]:
@@ -188,16 +173,11 @@ def _plan_of_overrides(request: ResolvedRequest, way: _Alternative) -> Plan:
     return vary(way.plan, recompute="full") if in_phases and pinned else way.plan
 
 
-def _is_requestable(plan: Plan) -> bool:
-    """Whether a request, which names one recompute mode, can ask for a plan's recompute."""
-    return plan.stages[0].recompute_rest is None
-
-
 def _recompute_overrides(plan: Plan, request: ResolvedRequest) -> Iterator[str]:
     """Overrides that ask for a plan's recompute, such as `recompute=full recompute_layers=5`.
 
     Args:
-        plan: a plan of one device, `_is_requestable`.
+        plan: a plan of one device whose recompute a request can name.
         request: the request to which the overrides are added.
     """
     if plan.is_offloaded("parameters"):  # phases recompute layers in full, whatever the plan says

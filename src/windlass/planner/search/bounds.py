@@ -20,7 +20,7 @@ from windlass.planner.search.phase_bounds import PassTimes, StateExchanges, Stat
 from windlass.planner.space.phase_space import phase_schedules
 from windlass.planner.space.plan_space import PipelineOption, PlanSpace
 from windlass.planner.space.stage_partition import balanced_partition
-from windlass.schema import DEVICE_TIER, Precision
+from windlass.schema import DEVICE_TIER, Graph, Machine, Precision
 
 _ANY_SHARDS = 2
 """A degree at which parameters are sharded at all."""
@@ -39,6 +39,12 @@ class PhasePrices(NamedTuple):
     exchanges: StateExchanges
     transfers: StateTransfers
 
+    @classmethod
+    def of(cls, graph: Graph, machine: Machine) -> Self:
+        """Prices of a model's plans on a machine, of which none is known yet."""
+        about = graph, machine
+        return cls(PassTimes(*about), StateExchanges(*about), StateTransfers(*about))
+
 
 class ConfigBounds:
     """Lower bounds on the configurations of a space.
@@ -47,11 +53,17 @@ class ConfigBounds:
         space: the plan space.
         clock: prices passes.
         budget_bytes: device memory budget; None leaves memory out of the bounds on time.
+        phases: prices of plans in phases; None makes new ones.
     """
 
     def __init__(
-        self, space: PlanSpace, clock: ArrayClock, budget_bytes: int | None = None
+        self,
+        space: PlanSpace,
+        clock: ArrayClock,
+        budget_bytes: int | None = None,
+        phases: PhasePrices | None = None,
     ) -> None:
+        self.phases = phases or PhasePrices.of(space.graph, space.machine)
         self._space, self.clock, self._table = space, clock, space.table
         # Other software counts its memory otherwise, and a pin may ask for more recompute.
         counts = space.machine.stack is None and space.minimizes_recompute
@@ -80,16 +92,6 @@ class ConfigBounds:
         other = copy(self)
         other.budget_bytes = None if self.budget_bytes is None else budget_bytes
         return other
-
-    @cached_property
-    def phases(self) -> PhasePrices:
-        """Prices of plans in phases."""
-        graph, machine = self._space.graph, self._space.machine
-        return PhasePrices(
-            PassTimes(graph, machine),
-            StateExchanges(graph, machine),
-            StateTransfers(graph, machine),
-        )
 
     def products(self, pipelines: Ints) -> Floats:
         """Seconds of matrix products alone, `[pipeline, config]`; infinite on too few devices."""
