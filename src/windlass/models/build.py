@@ -197,7 +197,7 @@ def _stack_of_module(
         ModelError: it cannot be read as a sequence of layers.
     """
     call = call_of_module(module, name)
-    return layer_stack_from_module(
+    stack = layer_stack_from_module(
         module,
         name,
         max_sequence=None if call is None else max_sequence(module),
@@ -206,6 +206,7 @@ def _stack_of_module(
         sharding_rules=sharding_rules,
         call=call,
     )
+    return stack if call is None else with_model_rules(stack, module)
 
 
 def _transformers_stack(

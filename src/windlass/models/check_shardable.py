@@ -22,7 +22,11 @@ from windlass.models.tensor_parallel.shard_params import (
     param_shards,
     sharded_norm_paths,
 )
-from windlass.models.tensor_parallel.sharding_rules import LayerSharding, ShardingRule
+from windlass.models.tensor_parallel.sharding_rules import (
+    REGION_STYLES,
+    LayerSharding,
+    ShardingRule,
+)
 from windlass.models.tensor_parallel.sparse_shards import is_sparse, sparse_shard_error
 
 _TOKENWISE = (nn.Linear, nn.LayerNorm, nn.RMSNorm, nn.Dropout, nn.Identity)
@@ -156,9 +160,9 @@ def _rule_errors(
     last: bool,
 ) -> Iterator[str]:
     module = layer.get_submodule(path)
-    if rule.style == "region":
-        yield from _region_errors(sharding, path)
-    elif rule.style in ("column", "row"):
+    if rule.style in REGION_STYLES:
+        yield from _region_errors(sharding, path, rule)
+    elif rule.style in ("column", "row", "experts"):
         yield from _column_or_row_errors(sharding, path, module, rule, degree)
     elif rule.style == "linear":
         yield from _linear_errors(sharding, path, module, last=last)
@@ -174,7 +178,14 @@ def _rule_errors(
         yield "is not a layer, and only layers can be `tokenwise`"
 
 
-def _region_errors(sharding: LayerSharding, path: str) -> Iterator[str]:
+def _expert_errors(module: nn.Module, rule: ShardingRule, degree: int) -> Iterator[str]:
+    for leaf, dim, parts in rule.weights:
+        total = getattr(module, leaf).shape[dim]
+        if error := ShardingRule(style="column", parts=parts).divisibility_error(total, degree):
+            yield f"has {error}"
+
+
+def _region_errors(sharding: LayerSharding, path: str, region: ShardingRule) -> Iterator[str]:
     inside = {
         rule.style
         for inner, rule in sharding.rules.items()
@@ -189,13 +200,16 @@ def _region_errors(sharding: LayerSharding, path: str) -> Iterator[str]:
         yield "is a region of the first layer, whose ranks have all tokens; shard only its rows"
     if nested:
         yield "is a region inside a region; name only one of them"
-    elif missing := {"column", "row"} - inside:
+    elif region.style == "region" and (missing := {"column", "row"} - inside):
         yield f"is a region without any {' or '.join(sorted(missing))}; name them, or no region"
 
 
 def _column_or_row_errors(
     sharding: LayerSharding, path: str, module: nn.Module, rule: ShardingRule, degree: int
 ) -> Iterator[str]:
+    if rule.weights:
+        yield from _expert_errors(module, rule, degree)
+        return
     if not is_sparse(module) and not _is_plain_linear(module):
         yield f"is a `{type(module).__name__}`; only an `nn.Linear` can be a {rule.style}"
         return

@@ -14,7 +14,9 @@ from windlass.errors import InputErrors, ModelError
 from windlass.models.build import build_layer_stack, layer_stack_of
 from windlass.models.catalog import is_causal
 from windlass.models.check_shardable import sharding_errors
-from windlass.models.layer_stack import LayerStack, materialize_layer
+from windlass.models.layer_stack import LayerStack, layer_sharding, materialize_layer
+from windlass.models.tensor_parallel.collectives import TensorParallelRank
+from windlass.models.tensor_parallel.shard_params import param_shards
 from windlass.models.transformers_models.export_model import transformers_layout
 
 FAST = ("olmo2", "deepseek_v3", "deberta-v2", "dinov2")
@@ -181,7 +183,9 @@ def test_a_folder_is_written_back_as_it_was_read(model_type: str, tmp_path: Path
     ("model_type", "reason"),
     [
         ("smollm3", None),
-        ("olmo2", r"q_proj` as `colwise_gather_output`, which is not known here"),
+        ("olmo2", None),  # `colwise_gather_output`
+        ("deepseek_v3", None),  # `packed_colwise` of experts, and attention that is not sharded
+        ("gemma", None),  # a tied embedding that is scaled
         ("stablelm", "has no `base_model_tp_plan` for its blocks"),
     ],
 )
@@ -193,6 +197,27 @@ def test_a_plan_of_shards_is_taken_or_its_style_named(
     errors = sharding_errors(build_layer_stack(name, {}, device="meta"), 2)
 
     assert not errors if reason is None else reason in errors[0]
+
+
+def test_a_style_that_is_not_known_is_named():
+    model = tiny_model("olmo2")
+    model.config.base_model_tp_plan = {"layers.*.mlp.up_proj": "spiral"}
+
+    errors = sharding_errors(layer_stack_of(model, "mine", {}, device="cpu", seed=0), 2)
+
+    assert "its own plan shards `model.layers.0.mlp.up_proj` as `spiral`" in errors[0]
+
+
+def test_every_rank_has_its_half_of_each_expert(tmp_path: Path):
+    name, _ = tiny_folder("deepseek_v3", tmp_path)
+    stack = build_layer_stack(name, {}, device="meta")
+
+    shards = param_shards(stack.layers[2], layer_sharding(stack, 2), TensorParallelRank(degree=2))
+
+    gate_and_up, down = shards["mlp.experts.gate_up_proj"], shards["mlp.experts.down_proj"]
+    assert gate_and_up.ranges == (None, ((0, 16), (32, 48)), None)
+    assert down.ranges == (None, None, ((0, 16),))
+    assert not shards["mlp.gate.weight"].is_sharded
 
 
 def test_one_file_counts_before_an_index_as_in_transformers(tmp_path: Path):

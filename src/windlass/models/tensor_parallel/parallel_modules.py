@@ -4,7 +4,8 @@ Capture measures when each tensor is freed, so a local variable that holds a ten
 needed changes the predicted memory.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -306,9 +307,7 @@ class ScatterTokens:
 
     def __call__(self, _: nn.Module, __: tuple[Any, ...], output: Any) -> Any:  # noqa: ANN401
         """The reduce-scattered output; of a tuple only its first tensor."""
-        if isinstance(output, tuple):
-            return (self._own_tokens(output[0]), *output[1:])
-        return self._own_tokens(output)
+        return _with_first(output, self._own_tokens)
 
     def _own_tokens(self, x: Tensor) -> Tensor:
         filled = fill_tokens(x, self.tp_rank.rows)
@@ -321,11 +320,53 @@ class KeepLocalPart:
 
     tp_rank: TensorParallelRank
 
-    def __call__(self, _: nn.Module, __: tuple[Any, ...], output: Tensor) -> Tensor:
-        """The rank's part of the output, contiguous."""
+    def __call__(self, _: nn.Module, __: tuple[Any, ...], output: Any) -> Any:  # noqa: ANN401
+        """The rank's part of the output, contiguous; of a tuple only of its first tensor."""
+        return _with_first(output, self._own_part)
+
+    def _own_part(self, output: Tensor) -> Tensor:
         # A copy, because a view would keep all tokens alive as long as later layers need its own.
         filled = fill_tokens(output, self.tp_rank.rows)
         return local_part(filled, self.tp_rank).clone(memory_format=torch.contiguous_format)
+
+
+def _with_first(output: Any, change: Callable[[Tensor], Tensor]) -> Any:  # noqa: ANN401
+    """An output with its tensor, or the first of a tuple, changed."""
+    return (change(output[0]), *output[1:]) if isinstance(output, tuple) else change(output)
+
+
+@dataclass(frozen=True, slots=True)
+class GatherFeatures:
+    """Forward hook that all-gathers the outputs of a column."""
+
+    tp_rank: TensorParallelRank
+
+    def __call__(self, _: nn.Module, __: tuple[Any, ...], output: Tensor) -> Tensor:
+        """All features of the output."""
+        group = self.tp_rank.all_group
+        return all_gather_autograd(output, replace(group, rows=1, columns=group.degree))
+
+
+@dataclass(frozen=True, slots=True)
+class TakeFeatures:
+    """Forward pre-hook that takes the rank's inputs of a row."""
+
+    tp_rank: TensorParallelRank
+
+    def __call__(self, _: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """The rank's features of the first argument."""
+        return (args[0].chunk(self.tp_rank.degree, -1)[self.tp_rank.index], *args[1:])
+
+
+@dataclass(frozen=True, slots=True)
+class SumOverRanks:
+    """Forward hook that sums partial sums over the ranks."""
+
+    tp_rank: TensorParallelRank
+
+    def __call__(self, _: nn.Module, __: tuple[Any, ...], output: Tensor) -> Tensor:
+        """The sum, which every rank has."""
+        return all_reduce_autograd(output, self.tp_rank.all_group)
 
 
 def fill_tokens(x: Tensor, rows: int) -> Tensor:

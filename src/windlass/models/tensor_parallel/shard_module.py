@@ -33,6 +33,7 @@ from windlass.models.tensor_parallel.norms import (
     ZeroCenteredRMSNorm,
 )
 from windlass.models.tensor_parallel.parallel_modules import (
+    GatherFeatures,
     GatherTokens,
     GridColumnLinear,
     GridLinear,
@@ -44,6 +45,8 @@ from windlass.models.tensor_parallel.parallel_modules import (
     ShardedDropout,
     ShardedLayerNorm,
     ShardedRMSNorm,
+    SumOverRanks,
+    TakeFeatures,
     TensorParallelLoss,
     VocabParallelEmbedding,
     VocabParallelLinear,
@@ -57,6 +60,7 @@ from windlass.models.tensor_parallel.shard_params import (
     sharded_norm_paths,
 )
 from windlass.models.tensor_parallel.sharding_rules import (
+    REGION_STYLES,
     GridShardable,
     LayerSharding,
     ShardingRule,
@@ -99,11 +103,13 @@ def shard_layer(
     shards = param_shards(layer, sharding, tp_rank)
     _replace_parameters(local, shards)
     for path, rule in sharding.rules.items():
-        if rule.style == "region":
-            _exchange_tokens(local.get_submodule(path), tp_rank, sharding.positions)
+        if rule.style in REGION_STYLES:
+            is_whole = rule.style == "whole"
+            _exchange_tokens(local.get_submodule(path), tp_rank, sharding.positions, is_whole)
         else:
             shard = inner_shard(layer, sharding, path, tp_rank)
             _shard_submodule(local, path, rule, tp_rank, shard)
+            _exchange_features(local, path, sharding, tp_rank)
     if tp_rank.columns > 1:
         for path in sharded_norm_paths(layer, sharding):
             norm = local.get_submodule(path)
@@ -143,10 +149,29 @@ def _replace_parameters(local: nn.Module, shards: dict[str, ParamShard]) -> None
         set_parameter(local, name, new[id(old)])
 
 
-def _exchange_tokens(region: nn.Module, tp_rank: TensorParallelRank, positions: int | None) -> None:
+def _exchange_tokens(
+    region: nn.Module,
+    tp_rank: TensorParallelRank,
+    positions: int | None,
+    is_whole: bool,
+) -> None:
     """Gives a region the tokens of all ranks, and this rank its own of what the region gives."""
     region.register_forward_pre_hook(GatherTokens(tp_rank, positions), with_kwargs=True)
-    region.register_forward_hook(ScatterTokens(tp_rank))
+    region.register_forward_hook(KeepLocalPart(tp_rank) if is_whole else ScatterTokens(tp_rank))
+
+
+def _exchange_features(
+    local: nn.Module, path: str, sharding: LayerSharding, tp_rank: TensorParallelRank
+) -> None:
+    """Lets a column, a row or experts take and give what the code around them has."""
+    rule, region = sharding.rules[path], sharding.enclosing_region(path)
+    if rule.is_apart and rule.style == "column":
+        local.get_submodule(path).register_forward_hook(GatherFeatures(tp_rank))
+    elif rule.is_apart:
+        local.get_submodule(path).register_forward_pre_hook(TakeFeatures(tp_rank))
+    is_partial = rule.style in ("row", "experts")
+    if is_partial and region is not None and sharding.rules[region].style == "whole":
+        local.get_submodule(path).register_forward_hook(SumOverRanks(tp_rank))
 
 
 def _shard_submodule(

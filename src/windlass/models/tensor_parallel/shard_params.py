@@ -108,7 +108,9 @@ def param_shards(
         else:
             rule, shard = sharding.rules.get(path), inner_shard(layer, sharding, path, tp_rank)
             module = layer.get_submodule(path)
-            if isinstance(module, BlockSparseLinear) and rule is not None and leaf == "values":
+            if rule is not None and rule.style == "experts":
+                shards[name] = _expert_shard(shape, rule, leaf, shard)
+            elif isinstance(module, BlockSparseLinear) and rule is not None and leaf == "values":
                 ranges = value_ranges(module, SparseShard(rule, shard.number, shard.total))
                 shards[name] = ParamShard(
                     full_shape=shape, ranges=(ranges, None, None), replicated_over=None
@@ -187,6 +189,19 @@ def _param_shard(
             )
         return ParamShard(full_shape=shape, ranges=(*every, *weight_ranges), replicated_over=None)
     return replicated if tp_rank.columns == 1 else _feature_shard(shape, tp_rank)
+
+
+def _expert_shard(
+    shape: tuple[int, ...], rule: ShardingRule, leaf: str, shard: EqualShard
+) -> ParamShard:
+    """The part of a weight of experts: some of the inner features of each."""
+    for name, dim, parts in rule.weights:
+        if name == leaf:
+            of_part = ShardingRule(style="column", parts=parts)
+            ranges: list[tuple[IndexRange, ...] | None] = [None] * len(shape)
+            ranges[dim] = of_part.ranges(shape[dim], shard.total, shard.number)
+            return ParamShard(full_shape=shape, ranges=tuple(ranges), replicated_over=None)
+    return ParamShard(full_shape=shape, ranges=(None,) * len(shape), replicated_over="all")
 
 
 def _feature_shard(shape: tuple[int, ...], tp_rank: TensorParallelRank) -> ParamShard:

@@ -19,10 +19,12 @@ if TYPE_CHECKING:
 
 ShardingStyle = Literal[
     "region",  # tokens are all-gathered at its entry, partial sums reduce-scattered at its exit
+    "whole",  # a region whose output every rank has in full, and keeps its own tokens of
     "column",  # column-parallel linear: a rank has some of the outputs
     "row",  # row-parallel linear: a rank has some of the inputs and gives a partial sum
     "linear",  # a linear outside of regions; in a grid a rank has its own features
     "scores",  # a linear in a region whose outputs all ranks have; in a grid it sums its features
+    "experts",  # experts in a region, of whose weights a rank has `ShardingRule.weights`
     "vocabulary",  # an embedding's rows, or the head's outputs
     "count",  # an integer setting that counts sharded features, and so is divided
     "sharded",  # a dropout inside a region, on features that are sharded
@@ -38,6 +40,8 @@ _RULE_TEXT = re.compile(
     rf"(?P<style>[a-z]+)(?: in (?P<parts>{_NUMBER}(?::{_NUMBER})*))?(?: by (?P<unit>{_NUMBER}))?"
 )
 _FEATURE_STYLES = ("column", "row")
+REGION_STYLES: tuple[ShardingStyle, ...] = ("region", "whole")
+"""Rules of modules that take and give all tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +54,11 @@ class ShardingRule:
     values. Each part is sharded by itself."""
     unit: int = 1
     """Consecutive features that stay on one rank, such as the width of a head."""
+    is_apart: bool = False
+    """Whether what surrounds a column or row has all features: the outputs of a column are
+    gathered, and of the inputs of a row each rank takes its own."""
+    weights: tuple[tuple[str, int, tuple[int, ...]], ...] = ()
+    """Of experts: each weight's name, the dimension that is sharded, and its fused parts."""
 
     def ranges(self, total: int, degree: int, index: int) -> tuple[IndexRange, ...]:
         """Ranges of `total` features that rank `index` of `degree` has.
@@ -153,7 +162,7 @@ class LayerSharding:
 
     def regions(self) -> tuple[str, ...]:
         """Paths of the regions."""
-        return tuple(path for path, rule in self.rules.items() if rule.style == "region")
+        return tuple(path for path, rule in self.rules.items() if rule.style in REGION_STYLES)
 
     def enclosing_region(self, path: str) -> str | None:
         """Path of the region that contains, or is, the module at `path`; None if there is none."""
@@ -196,9 +205,9 @@ def parse_sharding_rule(pattern: str, text: str) -> ShardingRule:
         ModelError: the text is not a rule.
     """
     match = _RULE_TEXT.fullmatch(text.strip())
-    if match is None or match["style"] not in get_args(ShardingStyle):
+    styles = [style for style in get_args(ShardingStyle) if style != "experts"]
+    if match is None or match["style"] not in styles:
         word = match["style"] if match else text
-        styles = get_args(ShardingStyle)
         raise ModelError(
             f"rule `{pattern}` = `{text}`: must be one of {', '.join(styles)}, a column or row "
             f"also as `column in 3 by 64`{did_you_mean(word, styles)}"

@@ -195,7 +195,8 @@ def _blocks(
         if own not in classes:
             classes[own] = type(own.__name__, (BlockInSkeleton, own), {})
         layer = nn.Module.__new__(classes[own])
-        vars(layer).update(vars(block), skeleton=(skeleton,), index=place, token_ranks=1)
+        own_settings = {"index": place, "token_ranks": 1, "plan_rules": {}}
+        vars(layer).update(vars(block), skeleton=(skeleton,), **own_settings)
         yield path, layer
 
 

@@ -15,6 +15,7 @@ from torch._guards import detect_fake_mode
 from torch.utils._pytree import tree_leaves
 
 from windlass.errors import ModelError
+from windlass.models.tensor_parallel.sharding_rules import ShardingRule, TensorShardable
 from windlass.models.tracing.labels import KnownAnswers, Site
 
 PROBE_BATCH, PROBE_SEQUENCE = 11, 13
@@ -379,8 +380,11 @@ def _set(model: nn.Module, path: str, value: object) -> None:
     object.__setattr__(model.get_submodule(owner), leaf, value)
 
 
-class BlockInSkeleton(nn.Module):
+class BlockInSkeleton(TensorShardable, nn.Module):
     """A block around which the code of its module runs."""
+
+    plan_rules: Mapping[str, ShardingRule]
+    """How its modules are sharded, if the model says so."""
 
     skeleton: tuple[Skeleton]
     """In a tuple, so that it is no part of the block."""
@@ -393,6 +397,10 @@ class BlockInSkeleton(nn.Module):
         """Puts the code around the block into the mode, too."""
         self.skeleton[0].train(mode)
         return super().train(mode)
+
+    def sharding_rules(self) -> Mapping[str, ShardingRule]:
+        """How its modules are sharded."""
+        return self.plan_rules
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps `[b s d]` to `[b s d]`."""
