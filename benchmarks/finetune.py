@@ -1,12 +1,13 @@
 """Step time and memory of fine-tuning: Windlass beside the Hugging Face Trainer and peft.
 
-    python benchmarks/finetune.py [--method full lora] [--rounds 7] [--only NAME ...]
+    python benchmarks/finetune.py [--method full lora transformers] [--rounds 7] [--only NAME ...]
         [--micro 2] [--sequence 256] [--precision float32]
 
 All train the same small Llama from the same folder on the same tokens, with fused AdamW and
-clipping by the global norm: all weights, or adapters of rank 8 beside all linear layers of the
-blocks. Each contestant runs in a process of its own, and they take one step in turn; ratios are
-computed within a round, and the peak is that of the timed steps alone.
+clipping by the global norm: all weights (`full`), adapters of rank 8 beside all linear layers of
+the blocks (`lora`), or all weights of an OLMo 2 of the same sizes, which Windlass runs by the code
+of transformers (`transformers`). Each contestant runs in a process of its own, and they take one
+step in turn; ratios are computed within a round, and the peak is that of the timed steps alone.
 
 - `windlass`: the plan that the planner picks. Further words may follow: `windlass,compile=true`;
 - `ATTENTION-CODE`: the Trainer with attention by torch's kernel (`sdpa`) or written out (`eager`),
@@ -35,27 +36,32 @@ SHAPE = {
     "intermediate_size": 1408, "vocab_size": 16384, "max_position_embeddings": 512,
 }  # fmt: skip
 RANK, ALPHA = 8, 16
-RATES = {"full": 2e-5, "lora": 2e-4}
+RATES = {"full": 2e-5, "lora": 2e-4, "transformers": 2e-5}
 
 
-def save_base(folder: Path) -> None:
-    """Writes a Llama with random weights, which all contestants begin with."""
+def save_base(folder: Path, method: str) -> None:
+    """Writes a model with random weights, which all contestants begin with."""
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(0)
-    LlamaForCausalLM(LlamaConfig(**SHAPE)).save_pretrained(folder)
+    model_type = "olmo2" if method == "transformers" else "llama"
+    config = AutoConfig.for_model(model_type, **SHAPE)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
 
 
 def trainer_steps(name: str, method: str, task: Task, folder: Path) -> Step:
     """The Trainer's steps on the base, or on adapters of peft beside it."""
     import torch
     from peft import LoraConfig, get_peft_model
-    from transformers import LlamaForCausalLM
+    from transformers import AutoModelForCausalLM
 
     attention, code = name.split("-")
-    model = LlamaForCausalLM.from_pretrained(
-        folder / "base", attn_implementation=attention, dtype=torch.float32, use_cache=False
+    model = AutoModelForCausalLM.from_pretrained(
+        folder / f"base-{method}",
+        attn_implementation=attention,
+        dtype=torch.float32,
+        use_cache=False,
     )
     if method == "lora":
         adapters = LoraConfig(
@@ -73,7 +79,7 @@ def windlass_steps(words: list[str], method: str, task: Task, folder: Path) -> S
     """The steps of the plan that Windlass picks."""
     adapters = [f"lora.rank={RANK}", f"lora.alpha={ALPHA}"] if method == "lora" else []
     pins = [*task.dials, f"train.learning_rate={RATES[method]}", *adapters, *words]
-    own = task._replace(model=f"hf:{folder / 'base'}", dials=())
+    own = task._replace(model=f"hf:{folder / f'base-{method}'}", dials=())
     return windlass_loop(own, pins, str(folder / "windlass"))
 
 
@@ -99,7 +105,7 @@ def conclude(
 
 
 def main() -> None:
-    """Compares all contestants in full fine-tuning, then with adapters."""
+    """Compares all contestants by each method."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--method", nargs="+", choices=RATES, default=list(RATES))
     parser.add_argument("--rounds", type=int, default=7)
@@ -126,8 +132,8 @@ def main() -> None:
     names = [name for name in options.only if name != "windlass"] + ["windlass"]
     with tempfile.TemporaryDirectory() as temporary:
         os.environ["TMPDIR"] = temporary
-        save_base(Path(temporary) / "base")
         for method in options.method:
+            save_base(Path(temporary) / f"base-{method}", method)
             contestants = []
             for name in names:
                 job = {"name": name, "method": method, "folder": temporary, **task._asdict()}

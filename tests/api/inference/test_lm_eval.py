@@ -1,66 +1,16 @@
 """Scores beside those of lm-evaluation-harness's own model, on the folder that a run exports."""
 
-import json
 import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
 import windlass
 from command_line import TINY
+from hub_folders import chat_model_folder
 from task_files import all_tasks, task_file
 from windlass.schema import TaskScore
-
-SPECIAL = ("<s>", "</s>", "<|turn|>", "<|eot|>")
-TEMPLATE = (
-    "{{ bos_token }}{% for m in messages %}<|turn|>{{ m.role }}: {{ m.content }}<|eot|>"
-    "{% endfor %}{% if add_generation_prompt %}<|turn|>assistant: {% endif %}"
-)
-SIZES = {
-    "vocab_size": 268, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 96,
-    "bos_token_id": 0, "eos_token_id": [1, 3],
-}  # fmt: skip
-FAMILIES = {
-    "llama": {"tie_word_embeddings": False},
-    "gemma2": {"head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": 96},
-    "qwen2": {},
-    "olmo2": {},
-}
-"""Each with the tokenizer habits of its family: Llama 3's and Gemma's put `<s>` before a text, and
-Qwen's has no such token."""
-
-
-def hub_folder(path: Path, family: str) -> Path:
-    """A small random model of a family with a tokenizer and a chat template."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    torch.manual_seed(3)
-    config = AutoConfig.for_model(family, **SIZES, **FAMILIES[family])
-    model = AutoModelForCausalLM.from_config(config)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(8.0 if parameter.ndim > 1 else 1.0)
-    model.save_pretrained(path)
-    names = [*SPECIAL, *sorted(pre_tokenizers.ByteLevel.alphabet())]
-    vocabulary = {name: index for index, name in enumerate(names)}
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(name, special=True) for name in SPECIAL])
-    adds_bos = family != "qwen2"
-    if adds_bos:
-        tokenizer.post_processor = processors.TemplateProcessing(
-            single="<s> $A", pair="<s> $A <s> $B", special_tokens=[("<s>", 0)]
-        )
-    tokenizer.save(str(path / "tokenizer.json"))
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "</s>",
-                "chat_template": TEMPLATE} | ({"bos_token": "<s>"} if adds_bos else {})  # fmt: skip
-    (path / "tokenizer_config.json").write_text(json.dumps(settings))
-    return path
 
 
 def of_harness(folder: Path, tasks: list[Path], *, chat: bool) -> dict[str, dict[str, Any]]:
@@ -107,7 +57,7 @@ def require_equal(scores: tuple[TaskScore, ...], expected: dict[str, dict[str, A
 def test_scores_are_those_of_the_harness_for_each_familys_folder(
     family: str, chat: bool, home: Path
 ) -> None:
-    folder = hub_folder(home / "model", family)
+    folder = chat_model_folder(home / "model", family)
     run = windlass.import_model(folder, root=home / "runs")
     tasks = all_tasks(home / "tasks")
     tasks = tasks[:2] if chat else tasks

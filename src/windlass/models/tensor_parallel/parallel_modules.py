@@ -5,7 +5,7 @@ needed changes the predicted memory.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -333,40 +333,6 @@ class KeepLocalPart:
 def _with_first(output: Any, change: Callable[[Tensor], Tensor]) -> Any:  # noqa: ANN401
     """An output with its tensor, or the first of a tuple, changed."""
     return (change(output[0]), *output[1:]) if isinstance(output, tuple) else change(output)
-
-
-@dataclass(frozen=True, slots=True)
-class GatherFeatures:
-    """Forward hook that all-gathers the outputs of a column."""
-
-    tp_rank: TensorParallelRank
-
-    def __call__(self, _: nn.Module, __: tuple[Any, ...], output: Tensor) -> Tensor:
-        """All features of the output."""
-        group = self.tp_rank.all_group
-        return all_gather_autograd(output, replace(group, rows=1, columns=group.degree))
-
-
-@dataclass(frozen=True, slots=True)
-class TakeFeatures:
-    """Forward pre-hook that takes the rank's inputs of a row."""
-
-    tp_rank: TensorParallelRank
-
-    def __call__(self, _: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """The rank's features of the first argument."""
-        return (args[0].chunk(self.tp_rank.degree, -1)[self.tp_rank.index], *args[1:])
-
-
-@dataclass(frozen=True, slots=True)
-class SumOverRanks:
-    """Forward hook that sums partial sums over the ranks."""
-
-    tp_rank: TensorParallelRank
-
-    def __call__(self, _: nn.Module, __: tuple[Any, ...], output: Tensor) -> Tensor:
-        """The sum, which every rank has."""
-        return all_reduce_autograd(output, self.tp_rank.all_group)
 
 
 def fill_tokens(x: Tensor, rows: int) -> Tensor:

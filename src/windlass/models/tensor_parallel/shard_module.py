@@ -15,6 +15,7 @@ that far, the column-parallel linear all-reduces, and each rank has all f/r feat
 its outputs. Source: Xu et al. 2021, GSPMD, arXiv:2105.04663, section 5.1.
 """
 
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -26,14 +27,18 @@ from windlass.models.loss import IGNORE_INDEX, set_layer_loss
 from windlass.models.sentences.first_tokens import FirstTokens
 from windlass.models.sentences.head_losses import ClassLoss, HeadLosses
 from windlass.models.sentences.sentence_head import SentenceHead, has_sentence_head
-from windlass.models.tensor_parallel.collectives import FeatureSplit, TensorParallelRank
+from windlass.models.tensor_parallel.collectives import (
+    FeatureSplit,
+    TensorParallelRank,
+    all_gather_autograd,
+    all_reduce_autograd,
+)
 from windlass.models.tensor_parallel.first_tokens import ExchangedFirstTokens
 from windlass.models.tensor_parallel.norms import (
     ShardedZeroCenteredRMSNorm,
     ZeroCenteredRMSNorm,
 )
 from windlass.models.tensor_parallel.parallel_modules import (
-    GatherFeatures,
     GatherTokens,
     GridColumnLinear,
     GridLinear,
@@ -45,8 +50,6 @@ from windlass.models.tensor_parallel.parallel_modules import (
     ShardedDropout,
     ShardedLayerNorm,
     ShardedRMSNorm,
-    SumOverRanks,
-    TakeFeatures,
     TensorParallelLoss,
     VocabParallelEmbedding,
     VocabParallelLinear,
@@ -164,14 +167,21 @@ def _exchange_features(
     local: nn.Module, path: str, sharding: LayerSharding, tp_rank: TensorParallelRank
 ) -> None:
     """Lets a column, a row or experts take and give what the code around them has."""
-    rule, region = sharding.rules[path], sharding.enclosing_region(path)
+    rule, region, group = sharding.rules[path], sharding.enclosing_region(path), tp_rank.all_group
     if rule.is_apart and rule.style == "column":
-        local.get_submodule(path).register_forward_hook(GatherFeatures(tp_rank))
+        features = replace(group, rows=1, columns=group.degree)
+        local.get_submodule(path).register_forward_hook(
+            lambda _, __, y: all_gather_autograd(y, features)
+        )
     elif rule.is_apart:
-        local.get_submodule(path).register_forward_pre_hook(TakeFeatures(tp_rank))
+        local.get_submodule(path).register_forward_pre_hook(
+            lambda _, args: args[0].chunk(group.degree, -1)[tp_rank.index]
+        )
     is_partial = rule.style in ("row", "experts")
     if is_partial and region is not None and sharding.rules[region].style == "whole":
-        local.get_submodule(path).register_forward_hook(SumOverRanks(tp_rank))
+        local.get_submodule(path).register_forward_hook(
+            lambda _, __, y: all_reduce_autograd(y, group)
+        )
 
 
 def _shard_submodule(

@@ -88,9 +88,10 @@ def _rules(block: nn.Module, styles: Mapping[str, str], head: int) -> dict[str, 
             else:
                 unit = head if "att" in name and not is_apart else 1
                 sharded[path] = ShardingRule(style=own, parts=parts, unit=unit, is_apart=is_apart)
-        # What a rank gives is a partial sum if its last product alone is shared.
+        # What a rank gives is a partial sum if no more than linears is in it, the last one shared.
         kinds = [rule.style for rule in sharded.values()]
         is_partial = kinds.count("row") == 1 and "experts" not in kinds
+        is_partial &= not [*child.parameters(recurse=False)]
         rules |= {name: ShardingRule(style="region" if is_partial else "whole"), **sharded}
     return rules
 
