@@ -385,7 +385,6 @@ class BlockInSkeleton(TensorShardable, nn.Module):
 
     plan_rules: Mapping[str, ShardingRule]
     """How its modules are sharded, if the model says so."""
-
     skeleton: tuple[Skeleton]
     """In a tuple, so that it is no part of the block."""
     index: int
