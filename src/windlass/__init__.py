@@ -14,6 +14,7 @@ from windlass.errors import WindlassError
 if TYPE_CHECKING:
     from windlass.api import (
         KubernetesJob,
+        RayJob,
         Run,
         SlurmJob,
         Sweep,
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
 __all__ = [
     "KubernetesJob",
     "Planned",
+    "RayJob",
     "Run",
     "SlurmJob",
     "Sweep",

@@ -9,11 +9,11 @@ from .dataflow import Dataflow, dataflow
 from .differences.bisection import Bisection, bisect
 from .differences.recorded_code import recorded_code
 from .differences.run_diff import diff
-from .distributed.cluster_launch import prepare_cluster_run
+from .distributed.cluster_launch import Scheduler, prepare_cluster_run
 from .distributed.cluster_worker import ClusterHost, ClusterRank, run_cluster_rank, run_host
 from .distributed.elastic import ElasticRecovery
 from .distributed.kubernetes_jobset import KubernetesJob
-from .distributed.launch_script import SlurmJob
+from .distributed.launch_script import RayJob, SlurmJob
 from .distributed.rank_main import run_rank
 from .distributed.rank_server import become_ranks
 from .doctor.doctor import DOCTOR_FILE, doctor, require_report_file
@@ -53,6 +53,7 @@ from .record.stores import follow_sync, merge_runs, sync_runs
 from .runs import RUNS, annotate, load, report, require_trace_file, runs, write_run_trace
 from .sweeping.sweep import Sweep, load_sweep, make_sweep_request, sweep
 from .sweeping.sweep_view import draw_sweep, sweep_rows
+from .training.default_stack import on_default_stack
 from .training.export import ExportedFiles, export
 from .training.import_model import import_model
 from .training.inputs.job import JobSize, describe_job, job_size, unnamed_data
@@ -77,8 +78,9 @@ __all__ = [
     "ExportedFiles", "FaultResult", "Fit", "Flag", "Instrumentation", "JobSize", "KubernetesJob",
     "LanguageModel", "LiveJudge", "ManyNames", "ManySizes", "Measurement", "Names", "Noise",
     "OnMachine", "ParentOptions", "ParentRun", "PartResult", "PlanOptions", "Planned", "Progress",
-    "ProofScope", "Recipe", "RecipePlan", "RecipeResult", "RequestOptions", "Run", "Shares",
-    "SlurmJob", "Sweep", "TrackedRun", "TrainingPlan", "TrainingRecipe", "TrainingResult",
+    "ProofScope", "RayJob", "Recipe", "RecipePlan", "RecipeResult", "RequestOptions", "Run",
+    "Scheduler", "Shares", "SlurmJob", "Sweep", "TrackedRun", "TrainingPlan", "TrainingRecipe",
+    "TrainingResult",
     "ValidatedRun", "ValueOrigin", "Verifier", "Written", "add_machine", "annotate",
     "base_of_adapters", "batch", "become_ranks", "beside_adapters", "bisect", "build_plan",
     "build_request", "capture", "check", "compare_machines", "data_statistics", "dataflow",
@@ -88,7 +90,8 @@ __all__ = [
     "is_training_recipe", "job_size", "json_text", "judge", "keys", "known_recipes",
     "largest_model", "launch", "load", "load_language_model", "load_plan", "load_sweep", "machines",
     "make_request", "make_sweep_request", "measure_largest_model", "merge_runs", "mirror", "models",
-    "noise", "open_dialogue", "plan", "plan_of_child", "plan_recipe", "plan_training",
+    "noise", "on_default_stack", "open_dialogue", "plan", "plan_of_child", "plan_recipe",
+    "plan_training",
     "prepare_cluster_run", "probe", "proof_scope", "read_token", "recorded_code", "rehearsal",
     "rehearse", "rehearse_as_is", "report", "request_of_child", "request_of_parent",
     "request_origins", "require_alert", "require_drawable", "require_local",

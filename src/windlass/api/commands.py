@@ -6,9 +6,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from windlass.api.distributed.cluster_launch import prepare_cluster_run
-from windlass.api.distributed.kubernetes_jobset import KubernetesJob
-from windlass.api.distributed.launch_script import SlurmJob
+from windlass.api.distributed.cluster_launch import Scheduler, prepare_cluster_run
 from windlass.api.machines import Progress
 from windlass.api.plan import Planned, make_request, plan
 from windlass.api.runs import RUNS
@@ -175,7 +173,7 @@ def launch(
     *overrides: str,
     nodes: int,
     per_node: int = 1,
-    scheduler: SlurmJob | KubernetesJob | None = None,
+    scheduler: Scheduler | None = None,
     root: Path | str = RUNS,
     folder: Path | None = None,
     progress: Progress | None = None,
@@ -187,7 +185,7 @@ def launch(
         overrides: `key=value`, if `what` is a name.
         nodes: number of hosts.
         per_node: number of devices on each host.
-        scheduler: writes a Slurm script or a JobSet too; None if a user starts each host.
+        scheduler: what starts the hosts, for which a file is written too; None if a user does.
         root: the folder that holds the run folders; every host must see it under the same path.
         folder: prepare this folder instead of a new one under `root`.
         progress: called with how far preparations are.

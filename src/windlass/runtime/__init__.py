@@ -15,6 +15,8 @@ from windlass.runtime.checkpoint.checkpoint import (
     layer_file,
     link_checkpoint,
     open_checkpoint,
+    part_file,
+    part_files,
     remove_temporaries,
     verify_checkpoint,
 )
@@ -33,9 +35,9 @@ from windlass.runtime.checkpoint.export_weights import (
 from windlass.runtime.checkpoint.import_weights import import_weights
 from windlass.runtime.checkpoint.layer_tensors import read_tensors
 from windlass.runtime.checkpoint.load_state import load_weights, read_weight
-from windlass.runtime.checkpoint.merge_shards import merge_shards
+from windlass.runtime.checkpoint.merge_shards import merge_shards, open_parts
 from windlass.runtime.checkpoint.run_checkpoints import RunCheckpoints
-from windlass.runtime.checkpoint.safetensors_io import SavedFile
+from windlass.runtime.checkpoint.safetensors_io import SavedFile, TensorPart
 from windlass.runtime.distributed.heartbeat import CompileHeartbeat, HeartbeatWriter
 from windlass.runtime.distributed.local_launcher import LocalLauncher, WatchdogTimeouts
 from windlass.runtime.distributed.p2p import batch_on_meta, output_shapes
@@ -124,18 +126,18 @@ __all__ = [
     "MemoryLimit", "ModelParameter", "ParentProcess", "RankContext", "RankParts", "RankPasses",
     "RankPlacement", "Rendezvous", "RunCheckpoints", "RunStart", "SamplingOptions", "SavedFile",
     "StartEngine", "StatusStore", "StepInputs", "StepNumbers", "StepState", "StoreAddress",
-    "TimelineRecorder", "TransferStats", "WatchdogTimeouts", "batch_on_meta", "broadcast_start",
-    "checkpoint_folders", "checkpoint_name", "compare_to_plain_pytorch", "compare_to_reference",
-    "compare_to_single_device", "connect_watchdog_store", "convert_checkpoint", "create_store_file",
-    "destroy_process_group", "evaluation_checkpoint", "export_adapter", "export_gguf",
-    "export_huggingface", "export_masks", "export_weights", "faulty_layer", "flight_record_file",
-    "generate_text", "generator_seed", "heartbeat_file", "hold_checkpoint", "host_store",
-    "import_weights", "init_process_group", "inject_fault", "is_peer_lost", "is_sharded",
-    "latest_checkpoint", "layer_file", "layer_key", "learning_rate", "link_checkpoint",
-    "load_dense_weights", "load_weights", "log_likelihoods", "master_dtype", "merge_shards",
-    "open_checkpoint", "output_shapes", "overflow_on_last_rank", "persistent_buffers",
-    "rank_placements", "rate_and_decay", "read_moments", "read_tensors", "read_weight",
-    "reference_step", "remove_temporaries", "require_group_matches", "require_new_folder",
-    "score_on_rank", "stack_templates", "train_loop", "train_with_restart", "verify_checkpoint",
-    "write_checkpoint_file", "write_report",
+    "TensorPart", "TimelineRecorder", "TransferStats", "WatchdogTimeouts", "batch_on_meta",
+    "broadcast_start", "checkpoint_folders", "checkpoint_name", "compare_to_plain_pytorch",
+    "compare_to_reference", "compare_to_single_device", "connect_watchdog_store",
+    "convert_checkpoint", "create_store_file", "destroy_process_group", "evaluation_checkpoint",
+    "export_adapter", "export_gguf", "export_huggingface", "export_masks", "export_weights",
+    "faulty_layer", "flight_record_file", "generate_text", "generator_seed", "heartbeat_file",
+    "hold_checkpoint", "host_store", "import_weights", "init_process_group", "inject_fault",
+    "is_peer_lost", "is_sharded", "latest_checkpoint", "layer_file", "layer_key", "learning_rate",
+    "link_checkpoint", "load_dense_weights", "load_weights", "log_likelihoods", "master_dtype",
+    "merge_shards", "open_checkpoint", "open_parts", "output_shapes", "overflow_on_last_rank",
+    "part_file", "part_files", "persistent_buffers", "rank_placements", "rate_and_decay",
+    "read_moments", "read_tensors", "read_weight", "reference_step", "remove_temporaries",
+    "require_group_matches", "require_new_folder", "score_on_rank", "stack_templates", "train_loop",
+    "train_with_restart", "verify_checkpoint", "write_checkpoint_file", "write_report",
 ]  # fmt: skip

@@ -357,15 +357,19 @@ def _owners_of_weights(layers: Sequence[LayerParameters]) -> tuple[list[int], ..
 
 
 def write_checkpoint_file(
-    named: Iterable[tuple[str, Tensor]], to: Path, staging: HostStaging | None
+    named: Iterable[tuple[str, Tensor]],
+    to: Path,
+    staging: HostStaging | None,
+    offsets: Mapping[str, Sequence[int]] | None = None,
 ) -> tuple[SavedFile, ...]:
     """Writes a checkpoint file from (key, tensor) pairs; none if there are none.
 
     Args:
         staging: what an accelerator's tensors pass through; None if they are in host memory.
+        offsets: where each begins in the full tensor that it is a part of; None if they are full.
     """
     tensors = dict(named)
     if not tensors:
         return ()
-    checksum = write_tensors(to, tensors.items(), staging)
+    checksum = write_tensors(to, tensors.items(), staging, offsets)
     return (SavedFile(to, lambda: checksum),)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from windlass.api.distributed.kubernetes_jobset import KubernetesJob, jobset
+from windlass.api.distributed.kubernetes_jobset import KubernetesJob, jobset, trainjob
 from windlass.api.distributed.launch_script import ClusterJob
 from windlass.errors import InputErrors, RequestError
 from windlass.schema.plan import Parallelism
@@ -69,3 +69,25 @@ def test_what_cannot_stand_in_a_jobset_is_refused(tmp_path: Path):
         documents(tmp_path, image="a\nb")
     with pytest.raises(RequestError, match="64Gi"):
         documents(tmp_path, host_memory="much")
+
+
+def test_a_trainjob_runs_the_hosts_of_a_run_with_its_folder(tmp_path: Path):
+    prepared = ClusterJob(
+        parallelism=Parallelism(data=8), folder=tmp_path / HOSTILE, run_id="01a1-00ff62", nodes=2,
+        per_node=4, device_kind="cuda",
+    )  # fmt: skip
+    wanted = KubernetesJob(kind="trainjob", image=HOSTILE, volume_claim="runs", cpus=8)
+    read = yaml.safe_load(trainjob(prepared, wanted))
+    assert (read["apiVersion"], read["kind"]) == ("trainer.kubeflow.org/v1alpha1", "TrainJob")
+    spec, trainer = read["spec"], read["spec"]["trainer"]
+    assert spec["runtimeRef"] == {"name": "torch-distributed"}
+    assert (trainer["numNodes"], trainer["image"]) == (2, HOSTILE)
+    assert trainer["command"] == ["sh", str(prepared.script)]
+    assert trainer["resourcesPerNode"] == {"limits": {"cpu": "8", "nvidia.com/gpu": "4"}}
+    (patch,) = spec["runtimePatches"]
+    (node,) = patch["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
+    pod = node["template"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert (node["name"], container["name"]) == ("node", "node")
+    assert container["volumeMounts"] == [{"name": "runs", "mountPath": str(tmp_path)}]
+    assert pod["volumes"][0]["persistentVolumeClaim"] == {"claimName": "runs"}

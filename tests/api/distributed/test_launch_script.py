@@ -2,6 +2,8 @@
 
 import os
 import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from windlass.api.distributed.launch_script import (
     SlurmJob,
     host_script,
     ranks_by_host,
+    ray_script,
     slurm_script,
 )
 from windlass.errors import InputErrors, RequestError
@@ -98,7 +101,7 @@ def outer_world(folder: Path, **programs: str) -> dict[str, str]:
 
 
 def test_a_hostile_folder_name_reaches_windlass_unchanged_and_runs_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ):
     folder = tmp_path / HOSTILE
     folder.mkdir()
@@ -106,8 +109,7 @@ def test_a_hostile_folder_name_reaches_windlass_unchanged_and_runs_nothing(
         tmp_path / "bin", python='for word; do echo "$word"; done',
         srun='for word; do last="$word"; done; SLURM_NODEID=1 exec sh "$last"',
         scontrol="echo first; echo second",
-    ) | {"SLURM_JOB_NODELIST": "x", "SLURM_JOB_ID": "7"}  # fmt: skip
-    monkeypatch.setattr("sys.executable", str(tmp_path / "bin" / "python"))
+    ) | {"SLURM_JOB_NODELIST": "x", "SLURM_JOB_ID": "7", "PYTHON": "python"}  # fmt: skip
     hostile = job(folder)
     hostile.script.write_text(host_script(hostile))
     script = tmp_path / "slurm.sh"
@@ -115,7 +117,7 @@ def test_a_hostile_folder_name_reaches_windlass_unchanged_and_runs_nothing(
     checked = subprocess.run(["bash", "-n", str(script)], capture_output=True, check=False)
     assert checked.returncode == 0, checked.stderr
     done = subprocess.run(
-        ["bash", str(script)], env=surroundings, cwd=tmp_path, capture_output=True, text=True,
+        ["bash", str(script)], env=surroundings, cwd=folder, capture_output=True, text=True,
         check=True,
     )  # fmt: skip
     words = done.stdout.splitlines()
@@ -131,22 +133,81 @@ def test_slurm_options_stand_in_the_script_as_sbatch_reads_them(tmp_path: Path):
         job(tmp_path, device_kind="cuda"),
         SlurmJob(
             time="12:00:00", partition="gpu", account="X", cpus_per_task=8, gpus_per_node=8,
-            grace_seconds=90, sbatch_lines=("--qos=long", "--mail-type=END"),
+            grace_seconds=90, host_memory="512G", sbatch_lines=("--qos=long", "--mail-type=END"),
         ),
     )  # fmt: skip
     options = [line.split()[1] for line in text.splitlines() if line.startswith("#SBATCH")]
     assert options[2:] == [
         "--ntasks-per-node=1", "--gpus-per-node=8", "--cpus-per-task=8", "--time=12:00:00",
-        "--partition=gpu", "--account=X", "--requeue", "--open-mode=append",
-        "--signal=B:USR1@90", f'--output="{tmp_path}/slurm-%j.out"', "--qos=long",
-        "--mail-type=END",
+        "--partition=gpu", "--account=X", "--mem=512G", "--requeue", "--open-mode=append",
+        "--signal=B:USR1@90", "--output=slurm-%j.out", "--qos=long", "--mail-type=END",
     ]  # fmt: skip
     assert "srun --ntasks-per-node=1 --kill-on-bad-exit=1 --cpus-per-task=8 sh " in text
 
 
+def test_a_job_has_the_modules_the_network_and_the_container_that_it_is_given(tmp_path: Path):
+    given = SlurmJob(
+        modules=("cuda/12.8", "nccl"), setup_lines=("source /opt/w/bin/activate",),
+        interface="ib0", container="registry/image:1",
+    )  # fmt: skip
+    lines = slurm_script(job(tmp_path), given).splitlines()
+    assert [*lines].index("module load cuda/12.8") < lines.index("source /opt/w/bin/activate")
+    assert "export GLOO_SOCKET_IFNAME=ib0 NCCL_SOCKET_IFNAME=ib0" in lines
+    assert any(line.startswith("# export NCCL_DEBUG=") for line in lines)
+    (srun,) = (line for line in lines if line.startswith("srun "))
+    assert '--container-image=registry/image:1 --container-mounts="$RUN:$RUN" sh' in srun
+    other = slurm_script(job(tmp_path), replace(given, container_runtime="apptainer"))
+    assert 'apptainer exec --nv --bind "$RUN" registry/image:1 sh "$RUN/launch.sh" &' in other
+
+
+def test_no_script_names_a_path_of_the_machine_that_prepares_it(tmp_path: Path):
+    prepared = job(tmp_path, device_kind="cuda")
+    for text in (host_script(prepared), slurm_script(prepared, SlurmJob()), ray_script(prepared)):
+        assert str(tmp_path) not in text
+        assert sys.prefix not in text
+
+
+def test_a_host_without_windlass_says_so_and_what_to_do(tmp_path: Path):
+    prepared = job(tmp_path, nodes=1)
+    prepared.script.write_text(host_script(prepared))
+    surroundings = outer_world(tmp_path / "bin", bare="exit 1") | {"PYTHON": "bare"}
+    done = subprocess.run(
+        ["sh", str(prepared.script)], env=surroundings, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "bare has no windlass here; activate its environment, or set PYTHON" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("head", "rank"),
+    [
+        ("HEAD", "NODE_RANK"), ("MASTER_ADDR", "GROUP_RANK"),
+        ("PET_MASTER_ADDR", "PET_NODE_RANK"), ("PET_MASTER_ADDR", "JOB_COMPLETION_INDEX"),
+    ],
+)  # fmt: skip
+def test_a_host_takes_its_place_from_whatever_starts_it(tmp_path: Path, head: str, rank: str):
+    prepared = job(tmp_path)
+    prepared.script.write_text(host_script(prepared))
+    surroundings = outer_world(tmp_path / "bin", python='[ "$2" = -c ] || echo "$@"')
+    surroundings |= {"PYTHON": "python", head: "first", rank: "1"}
+    done = subprocess.run(
+        ["sh", str(prepared.script)], env=surroundings, capture_output=True, text=True, check=True
+    )
+    assert "--node-rank 1 --head first --port " in done.stdout
+
+
+def test_ray_starts_one_worker_on_each_host(tmp_path: Path):
+    text = ray_script(job(tmp_path, device_kind="cuda"))
+    compile(text, "ray_train.py", "exec")
+    assert "num_workers=2, use_gpu=True" in text
+    assert '{"GPU": 4}' in text
+
+
 def test_a_value_with_a_line_break_is_refused_with_all_others(tmp_path: Path):
     with pytest.raises(InputErrors) as refused:
-        slurm_script(job(tmp_path / "a\nb"), SlurmJob(account="x\ny", sbatch_lines=("--a\0",)))
+        slurm_script(
+            job(tmp_path), SlurmJob(account="x\ny", modules=("a\nb",), sbatch_lines=("--a\0",))
+        )
     assert len(refused.value.messages) == 3
 
 
@@ -160,9 +221,11 @@ def run_slurm_script(
     folder: Path, surroundings: dict[str, str]
 ) -> subprocess.CompletedProcess[str]:
     """Runs the script of a job in bash, which finds the stand-ins first."""
+    prepared = job(folder)
+    prepared.script.write_text(host_script(prepared))
     return subprocess.run(
-        ["bash", "-c", slurm_script(job(folder), SlurmJob())],
-        env=surroundings, capture_output=True, text=True, check=False, timeout=60,
+        ["bash", "-c", slurm_script(prepared, SlurmJob())],
+        cwd=folder, env=surroundings, capture_output=True, text=True, check=False, timeout=60,
     )  # fmt: skip
 
 

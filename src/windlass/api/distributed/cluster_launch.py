@@ -11,11 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from windlass.api.distributed.kubernetes_jobset import KubernetesJob, jobset
+from windlass.api.distributed.kubernetes_jobset import KubernetesJob, jobset, trainjob
 from windlass.api.distributed.launch_script import (
     ClusterJob,
+    RayJob,
     SlurmJob,
     host_script,
+    ray_script,
     slurm_script,
 )
 from windlass.api.machines import Progress
@@ -29,8 +31,10 @@ from windlass.schema import (
     JOBSET_FILE,
     LAUNCH_FILE,
     LAUNCH_SECRET_FILE,
+    RAY_FILE,
     SLURM_FILE,
     TOKENS_FOLDER,
+    TRAINJOB_FILE,
 )
 from windlass.tracking import RunFolder
 
@@ -38,12 +42,16 @@ if TYPE_CHECKING:
     from windlass.data import ExampleDataset, TokenDataset
 
 
+Scheduler = SlurmJob | KubernetesJob | RayJob
+"""What starts the hosts of a run."""
+
+
 def prepare_cluster_run(
     planned: Planned,
     *,
     nodes: int,
     per_node: int,
-    scheduler: SlurmJob | KubernetesJob | None = None,
+    scheduler: Scheduler | None = None,
     root: Path | str = RUNS,
     folder: Path | None = None,
     progress: Progress | None = None,
@@ -54,7 +62,7 @@ def prepare_cluster_run(
         planned: a plan for `nodes * per_node` devices.
         nodes: number of hosts.
         per_node: number of devices on each host.
-        scheduler: writes a Slurm script or a JobSet too; None if a user starts each host.
+        scheduler: what starts the hosts, for which a file is written too; None if a user does.
         root: the folder that holds the run folders; every host must see it under the same path.
         folder: prepare this folder instead of a new one under `root`.
         progress: called with how far preparations are.
@@ -110,13 +118,17 @@ def prepare_cluster_run(
     return run_folder.path.absolute() / [*_texts(job, scheduler)][-1]
 
 
-def _texts(job: ClusterJob, scheduler: SlurmJob | KubernetesJob | None) -> Mapping[str, str]:
+def _texts(job: ClusterJob, scheduler: Scheduler | None) -> Mapping[str, str]:
     """The text of each script, by its name; the last one is what the user starts or submits."""
     texts = {LAUNCH_FILE: host_script(job)}
     if isinstance(scheduler, SlurmJob):
         texts[SLURM_FILE] = slurm_script(job, scheduler)
-    elif isinstance(scheduler, KubernetesJob):
+    elif isinstance(scheduler, RayJob):
+        texts[RAY_FILE] = ray_script(job)
+    elif scheduler is not None and scheduler.kind == "jobset":
         texts[JOBSET_FILE] = jobset(job, scheduler)
+    elif scheduler is not None:
+        texts[TRAINJOB_FILE] = trainjob(job, scheduler)
     return texts
 
 

@@ -1,16 +1,15 @@
 """The text of the scripts that start a prepared run: on each host, or through Slurm."""
 
 import shlex
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 from zlib import crc32
 
-from windlass.child_processes import module_command
 from windlass.errors import InputErrors, RequestError
 from windlass.program import mesh_coord
-from windlass.schema import LAUNCH_FILE, Parallelism, grid_columns
+from windlass.schema import LAUNCH_FILE, RAY_FILE, Parallelism, grid_columns
 
 _HOSTS_LISTED = 16
 _FIRST_PORT, _PORTS = 10240, 20000
@@ -34,8 +33,25 @@ class SlurmJob:
     """GPUs of each host; one for each device of the plan if not given."""
     grace_seconds: int = _GRACE_SECONDS
     """Time before the end in which the current step is completed and saved."""
+    host_memory: str | None = None
+    """Memory of each host, such as `512G`; the partition's default if not given."""
+    modules: tuple[str, ...] = ()
+    """Environment modules to load."""
+    setup_lines: tuple[str, ...] = ()
+    """Lines of shell before the ranks start, such as `source /opt/windlass/bin/activate`."""
+    interface: str | None = None
+    """Network interface of gloo and NCCL; they choose one if not given."""
+    container: str | None = None
+    """Image in which each host's ranks run; none if not given."""
+    container_runtime: Literal["pyxis", "apptainer"] = "pyxis"
+    """What runs the image."""
     sbatch_lines: tuple[str, ...] = ()
     """More options for `sbatch`, such as `--qos=long`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RayJob:
+    """Hosts that Ray Train starts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,25 +117,27 @@ def _is_plain(value: str) -> bool:
 def host_script(job: ClusterJob) -> str:
     """The text of the shell script that starts the ranks of one host.
 
-    Raises:
-        InputErrors: the folder, or Python's path, cannot be named in a script.
+    It names no path: it finds the run folder beside itself, and Python by `PYTHON`.
     """
-    require_plain_text({"the folder": str(job.folder), "the path of Python": sys.executable})
-    script = shlex.quote(str(job.script))
     if job.nodes == 1:
-        usage = f"# Run this on the host:\n#     sh {script}\n"
+        usage = f"# Run this on the host:\n#     sh {LAUNCH_FILE}\n"
         place, setup = "", ""
     else:
         usage = (
             f"# Run this on each of the {job.nodes} hosts, all at about the same time, with "
             f"NODE_RANK=0 to {job.nodes - 1}:\n"
-            f"#     HEAD=name-of-the-first-host NODE_RANK=0 sh {script}\n"
+            f"#     HEAD=name-of-the-first-host NODE_RANK=0 sh {LAUNCH_FILE}\n"
+            "# One worker of torchrun, Kubeflow or Ray on each host may run it: they set both.\n"
         )
         place = f""" \\
     --node-rank "$NODE_RANK" --head "$HEAD" --port "${{PORT:-{job.port}}}\""""
         setup = """\
+HEAD="${HEAD:-${PET_MASTER_ADDR:-${MASTER_ADDR:-}}}"
 : "${HEAD:?set it to the name or address of the host with NODE_RANK=0, the same on all}"
-NODE_RANK="${NODE_RANK:-${SLURM_NODEID:-${JOB_COMPLETION_INDEX:-}}}"
+for RANK_OF_NODE in "$NODE_RANK" "$SLURM_NODEID" "$PET_NODE_RANK" "$GROUP_RANK" \\
+    "$JOB_COMPLETION_INDEX"; do
+    NODE_RANK="${NODE_RANK:-$RANK_OF_NODE}"
+done
 : "${NODE_RANK:?set it to 0 on the first host, to 1 on the second, and so on}"
 """
     if job.device_kind == "cpu":
@@ -127,13 +145,15 @@ NODE_RANK="${NODE_RANK:-${SLURM_NODEID:-${JOB_COMPLETION_INDEX:-}}}"
         setup += f'export OMP_NUM_THREADS="${{OMP_NUM_THREADS:-{share}}}"\n'
     notes = "".join(f"{f'# {line}'.rstrip()}\n" for line in _notes(job))
     return f"""#!/bin/sh
-{usage}{notes}{setup}exec {shlex.join(module_command("windlass"))} host {_operand(job.folder)} \\
+{usage}{notes}{setup}RUN="$(cd -- "$(dirname -- "$0")" && pwd -P)"
+PYTHON="${{PYTHON:-python3}}"
+"$PYTHON" -P -c "import windlass" || {{
+    echo "windlass: $PYTHON has no windlass here; activate its environment, or set PYTHON" >&2
+    exit 2
+}}
+exec "$PYTHON" -P -m windlass host "$RUN" \\
     --nodes {job.nodes} --per-node {job.per_node} --restarts "${{RESTARTS:-3}}"{place}
 """
-
-
-def _operand(folder: Path) -> str:
-    return shlex.quote(str(folder))
 
 
 def slurm_script(job: ClusterJob, slurm: SlurmJob) -> str:
@@ -143,17 +163,29 @@ def slurm_script(job: ClusterJob, slurm: SlurmJob) -> str:
         InputErrors: all values that cannot stand in a script.
         RequestError: the job asks for fewer GPUs than the plan uses.
     """
-    options = {"--time": slurm.time, "--partition": slurm.partition, "--account": slurm.account}
-    lines = {f"--sbatch-line {index}": line for index, line in enumerate(slurm.sbatch_lines, 1)}
-    require_plain_text({"the folder": str(job.folder)} | options | lines)
-    script = shlex.quote(str(job.script))
+    options = {
+        "--time": slurm.time, "--partition": slurm.partition, "--account": slurm.account,
+        "--host-memory": slurm.host_memory, "--interface": slurm.interface,
+        "--container": slurm.container,
+    }  # fmt: skip
+    several = {
+        "--sbatch-line": slurm.sbatch_lines, "--module": slurm.modules,
+        "--setup-line": slurm.setup_lines,
+    }  # fmt: skip
+    lines = {f"{name} {i}": line for name, lines in several.items() for i, line in enumerate(lines)}
+    require_plain_text(options | lines)
     directives = "".join(f"#SBATCH {line}\n" for line in _directives(job, slurm))
-    # Since Slurm 22.05 steps do not inherit this from the job.
-    cpus = f" --cpus-per-task={slurm.cpus_per_task}" if slurm.cpus_per_task else ""
     return f"""#!/bin/bash
 {directives}\
-# Submit this with `sbatch`, and again to resume. Slurm sends SIGUSR1 {slurm.grace_seconds} s before
-# the job's time ends: the current step is completed and saved, and the job queues again.
+# Submit this with `sbatch --chdir=RUN-FOLDER`, and again to resume. Slurm sends SIGUSR1
+# {slurm.grace_seconds} s before the job's time ends: the step is completed and saved, and the job
+# queues again. What rank 3 says stands in ranks/3.err, what its host says in slurm-JOB.out.
+export RUN="${{RUN:-$PWD}}"
+[ -f "$RUN/{LAUNCH_FILE}" ] || {{
+    echo "windlass: $RUN has no {LAUNCH_FILE}; submit this with sbatch --chdir=RUN-FOLDER" >&2
+    exit 2
+}}
+{"".join(_setup(slurm))}\
 HEAD="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"
 PORT="${{PORT:-$(( {_FIRST_PORT} + SLURM_JOB_ID % {_PORTS} ))}}"
 export HEAD PORT
@@ -162,7 +194,7 @@ STEP=
 # srun hands SIGUSR1 on to the hosts. It answers SIGTERM by killing them, so it must not get one.
 trap 'SIGNAL=1; NOTICE=1; [ -z "$STEP" ] || kill -USR1 "$STEP"' USR1
 trap 'SIGNAL=1' TERM
-srun --ntasks-per-node=1 --kill-on-bad-exit=1{cpus} sh {script} &
+srun {" ".join(_srun_words(slurm))} sh "$RUN/{LAUNCH_FILE}" &
 STEP=$!
 [ -z "$NOTICE" ] || kill -USR1 "$STEP"
 SIGNAL=1
@@ -176,6 +208,34 @@ if [ -n "$NOTICE" ] && [ "$CODE" -eq 130 ]; then
 fi
 exit "$CODE"
 """
+
+
+def _setup(slurm: SlurmJob) -> Iterator[str]:
+    """Lines before the ranks start: modules, environment, network, and NCCL's settings unset."""
+    yield from (f"module load {shlex.quote(name)}\n" for name in slurm.modules)
+    yield from (f"{line}\n" for line in slurm.setup_lines)
+    if slurm.interface is not None:
+        name = shlex.quote(slurm.interface)
+        yield f"export GLOO_SOCKET_IFNAME={name} NCCL_SOCKET_IFNAME={name}\n"
+    else:
+        yield "# export GLOO_SOCKET_IFNAME=ib0 NCCL_SOCKET_IFNAME=ib0  # the interface to meet on\n"
+    yield "# export NCCL_DEBUG=INFO  # says which links and plugins NCCL found\n"
+    yield "# export NCCL_IB_HCA=mlx5  # the adapters to use\n"
+    yield "# export NCCL_IB_DISABLE=1  # TCP in place of InfiniBand\n"
+
+
+def _srun_words(slurm: SlurmJob) -> Iterator[str]:
+    """The options of srun, and what stands before the command in a container."""
+    yield "--ntasks-per-node=1 --kill-on-bad-exit=1"
+    if slurm.cpus_per_task:  # since Slurm 22.05 steps do not inherit this from the job
+        yield f"--cpus-per-task={slurm.cpus_per_task}"
+    if slurm.container is None:
+        return
+    image = shlex.quote(slurm.container)
+    if slurm.container_runtime == "pyxis":
+        yield f'--container-image={image} --container-mounts="$RUN:$RUN"'
+    else:
+        yield f'apptainer exec --nv --bind "$RUN" {image}'
 
 
 def _directives(job: ClusterJob, slurm: SlurmJob) -> Iterator[str]:
@@ -194,12 +254,12 @@ def _directives(job: ClusterJob, slurm: SlurmJob) -> Iterator[str]:
     for name in ("time", "partition", "account"):
         value = getattr(slurm, name)
         yield from [f"--{name}={_sbatch_value(name, value)}"] if value is not None else []
+    if slurm.host_memory is not None:
+        yield f"--mem={_sbatch_value('host-memory', slurm.host_memory)}"
     yield "--requeue"
     yield "--open-mode=append"
     yield f"--signal=B:USR1@{slurm.grace_seconds}"
-    # sbatch has no escape for these; without the option it writes where it was called.
-    if not set('"\\%') & set(str(job.folder)):
-        yield f'--output="{job.folder}/slurm-%j.out"'
+    yield "--output=slurm-%j.out"
     for line in slurm.sbatch_lines:
         if not line.startswith("-"):
             raise RequestError(
@@ -220,6 +280,48 @@ def _sbatch_value(name: str, value: str) -> str:
             "use `--sbatch-line` for what needs quotes"
         )
     return value
+
+
+def ray_script(job: ClusterJob) -> str:
+    """The text of a Python script that starts `host_script` on each host by Ray Train."""
+    gpus = job.per_node if job.device_kind == "cuda" else 0
+    return f'''"""Starts the hosts of this run as workers of Ray Train: `python {RAY_FILE}`."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import ray.train
+from ray.train.torch import TorchTrainer
+
+RUN = Path(__file__).resolve().parent
+
+
+def run_host() -> None:
+    """Runs the ranks of one host."""
+    rank = ray.train.get_context().get_world_rank()
+    surroundings = {{
+        **os.environ, "HEAD": os.environ["MASTER_ADDR"], "NODE_RANK": str(rank),
+        "PYTHON": os.environ.get("PYTHON", sys.executable),
+    }}
+    subprocess.run(["sh", str(RUN / "{LAUNCH_FILE}")], env=surroundings, check=True)
+
+
+if __name__ == "__main__":
+    TorchTrainer(
+        run_host,
+        scaling_config=ray.train.ScalingConfig(
+            num_workers={job.nodes}, use_gpu={gpus > 0},
+            resources_per_worker={{"GPU": {gpus}}} if {gpus} else {{"CPU": {job.per_node}}},
+            placement_strategy="STRICT_SPREAD",
+        ),
+        run_config=ray.train.RunConfig(
+            storage_path=str(RUN.parent), name=f"{{RUN.name}}-ray",
+            failure_config=ray.train.FailureConfig(max_failures=3),
+        ),
+    ).fit()
+'''
 
 
 def ranks_by_host(nodes: int, per_node: int) -> tuple[range, ...]:
@@ -248,8 +350,8 @@ def _notes(job: ClusterJob) -> Iterator[str]:
     yield "(3). Starting this script again after its end resumes the run too. SIGTERM and SIGUSR1"
     yield "let the current step end and save it."
     if job.nodes > 1:
-        yield "Every host must see the run folder and this Python under the same paths. The first"
-        yield f"host listens on HEAD, port PORT ({job.port}). Where host names do not resolve, set"
+        yield "Every host must see this folder, and have this Windlass: `python3`, or PYTHON. The"
+        yield f"first host listens on HEAD, port PORT ({job.port}). Where names do not resolve, set"
         yield "HEAD to an address, and GLOO_SOCKET_IFNAME (or NCCL_SOCKET_IFNAME) on each host to"
         yield "the network interface. Use a private network: whoever reaches these ports can stop"
         yield "the run or falsify it."

@@ -276,16 +276,20 @@ def _first_step(parent: ParentRun) -> int:
 
 
 def with_whole_layers(checkpoint: "Checkpoint", planned: Planned, folder: Path) -> "Checkpoint":
-    """The checkpoint with its shards merged; itself, without building the model, if it has none.
+    """The checkpoint with its shards merged; itself, without building the model, if none must be.
+
+    An engine reads parts of tensors as they are.
 
     Args:
         checkpoint: a checkpoint of the run.
         planned: what is run.
         folder: the run folder, which receives the merged one until the first step.
     """
-    from windlass.runtime import is_sharded, merge_shards
+    from windlass.runtime import is_sharded, merge_shards, part_files
 
-    if not is_sharded(checkpoint.manifest):
+    manifest = checkpoint.manifest
+    reads_parts = planned.machine.stack is not None or not part_files(manifest)
+    if reads_parts and not is_sharded(manifest):
         return checkpoint
     merged = folder / CHECKPOINT_FOLDER / MERGED_CHECKPOINT_FOLDER
     stack = planned.objects.stack(planned.request.model_identity, seed=None)

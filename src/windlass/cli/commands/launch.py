@@ -3,7 +3,7 @@
 import shlex
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
@@ -11,6 +11,7 @@ from windlass import api
 from windlass.api import SEARCHED_PLAN, Flag, PlanOptions, build_plan
 from windlass.cli.console import ProgressBars, console, print_notes
 from windlass.cli.plan_summary import print_predicted_plan
+from windlass.cli.verification_output import verify_and_print
 from windlass.errors import InputErrors
 
 
@@ -27,12 +28,18 @@ class ClusterOptions:
     """Write a script for `sbatch` too."""
     kubernetes: Flag = False
     """Write a JobSet for `kubectl` too."""
+    kubeflow: Flag = False
+    """Write a TrainJob for Kubeflow Trainer too."""
+    ray: Flag = False
+    """Write a Python script that starts the hosts by Ray Train too."""
+    rehearse: Flag = False
+    """Also run the plan downscaled on this machine, and check it as `windlass check` does."""
 
 
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerOptions:
-    """What the job asks Slurm or Kubernetes for."""
+    """What the job asks Slurm, Kubernetes or Kubeflow for."""
 
     cpus_per_task: int | None = None
     """CPU cores for all ranks of a host; whole hosts if not given."""
@@ -46,14 +53,24 @@ class SchedulerOptions:
     """Slurm: partition."""
     account: str | None = None
     """Slurm: account that pays."""
+    host_memory: str | None = None
+    """Memory of each host or pod, such as `512G` for Slurm and `64Gi` for pods."""
+    module: tuple[str, ...] = ()
+    """Slurm: an environment module to load; may be repeated."""
+    setup_line: tuple[str, ...] = ()
+    """Slurm: a line of shell before the ranks start; may be repeated."""
+    interface: str | None = None
+    """Slurm: network interface of gloo and NCCL, such as `ib0`."""
+    container: str | None = None
+    """Slurm: image in which the ranks run."""
+    container_runtime: Literal["pyxis", "apptainer"] = "pyxis"
+    """Slurm: what runs the image."""
     sbatch_line: Annotated[tuple[str, ...], Parameter(allow_leading_hyphen=True)] = ()
     """Slurm: one more option for `sbatch`, such as `--sbatch-line=--qos=long`; may be repeated."""
     image: str | None = None
-    """Kubernetes: container image with this Python under the same path."""
+    """Kubernetes, Kubeflow: container image that has this version of Windlass."""
     volume_claim: str | None = None
-    """Kubernetes: persistent volume claim, mounted at the folder above the run folder."""
-    host_memory: str | None = None
-    """Kubernetes: memory of each pod, such as `64Gi`."""
+    """Kubernetes, Kubeflow: persistent volume claim, mounted at the folder above the run folder."""
 
 
 _NO_SCHEDULER_OPTIONS = SchedulerOptions()
@@ -88,6 +105,8 @@ def launch(
     job = _scheduler_job(cluster, scheduler)
     with ProgressBars() as progress:
         planned = build_plan(model, overrides, options, machine=on, progress=progress)
+        if options.plan is None:
+            planned = api.on_default_stack(planned, progress=progress)
         script = api.prepare_cluster_run(
             planned,
             nodes=cluster.nodes,
@@ -100,62 +119,84 @@ def launch(
     print_notes(planned.notes)
     print_predicted_plan(planned)
     console.print(f"run     {script.parent}", soft_wrap=True)
+    console.print(f"start   {_start(cluster, script)}", soft_wrap=True)
+    if cluster.rehearse:
+        with ProgressBars() as progress:
+            small, changes = api.downscale_plan(planned.plan, planned.request, progress=progress)
+            verify_and_print(small, changes, progress, faults=False, as_json=False)
+
+
+def _start(cluster: ClusterOptions, script: Path) -> str:
+    """The command that starts a prepared run."""
     name = shlex.quote(str(script))
     if cluster.slurm:
-        start = f"sbatch {name}"
-    elif cluster.kubernetes:
-        start = f"kubectl apply -f {name}"
-    elif cluster.nodes == 1:
-        start = f"sh {name}"
-    else:
-        start = f"HEAD=name-of-the-first-host NODE_RANK=0 sh {name}   (on every host, with its own)"
-    console.print(f"start   {start}", soft_wrap=True)
+        return f"sbatch --chdir={shlex.quote(str(script.parent))} {name}"
+    if cluster.kubernetes:
+        return f"kubectl apply -f {name}"
+    if cluster.kubeflow:
+        return f"kubectl create -f {name}"
+    if cluster.ray:
+        return f"python {name}"
+    if cluster.nodes == 1:
+        return f"sh {name}"
+    return f"HEAD=name-of-the-first-host NODE_RANK=0 sh {name}   (on every host, with its own)"
 
 
-def _scheduler_job(
-    cluster: ClusterOptions, options: SchedulerOptions
-) -> api.SlurmJob | api.KubernetesJob | None:
+def _scheduler_job(cluster: ClusterOptions, options: SchedulerOptions) -> api.Scheduler | None:
     """The job that the options ask for; None if the user starts each host.
 
     Raises:
         InputErrors: all options that the job cannot have, or needs and lacks.
     """
+    flags = [name for name in _OPTIONS if getattr(cluster, name)]
     given = {
         field.name
         for field in fields(options)
         if getattr(options, field.name) != getattr(_NO_SCHEDULER_OPTIONS, field.name)
     }
-    common = {"cpus_per_task", "gpus_per_node", "grace_seconds"}
-    of_slurm = {"time", "partition", "account", "sbatch_line"}
-    of_kubernetes = given - of_slurm - common
-    faults = [f"`{_flag(name)}` is for `--slurm` only" for name in sorted(given & of_slurm)]
-    faults = [] if cluster.slurm else faults
-    if not cluster.kubernetes:
-        faults += [f"`{_flag(name)}` is for `--kubernetes` only" for name in sorted(of_kubernetes)]
-    if not (cluster.slurm or cluster.kubernetes):
-        faults += [
-            f"`{_flag(name)}` is for `--slurm` or `--kubernetes`" for name in sorted(given & common)
-        ]
-    if cluster.slurm and cluster.kubernetes:
-        faults.append("`--slurm` and `--kubernetes` are two ways to start a run; choose one")
-    if cluster.kubernetes:
+    allowed = {name for flag in flags for name in _OPTIONS[flag]}
+    faults = [f"`{_flag(name)}` is for {_takers(name)}" for name in sorted(given - allowed)]
+    if len(flags) > 1:
+        named = " and ".join(f"`--{flag}`" for flag in flags)
+        faults.append(f"{named} are {len(flags)} ways to start a run; choose one")
+    if not faults and (cluster.kubernetes or cluster.kubeflow):
         missing = {"image", "volume_claim"} - given
-        faults += [f"`--kubernetes` needs `{_flag(name)}`" for name in sorted(missing)]
+        faults += [f"`--{flags[0]}` needs `{_flag(name)}`" for name in sorted(missing)]
     if faults:
         raise InputErrors(faults)
-    if cluster.kubernetes:
+    if cluster.kubernetes or cluster.kubeflow:
         return api.KubernetesJob(
+            kind="trainjob" if cluster.kubeflow else "jobset",
             image=str(options.image), volume_claim=str(options.volume_claim),
             cpus=options.cpus_per_task, gpus=options.gpus_per_node,
             host_memory=options.host_memory, grace_seconds=options.grace_seconds,
         )  # fmt: skip
     if not cluster.slurm:
-        return None
+        return api.RayJob() if cluster.ray else None
     return api.SlurmJob(
         time=options.time, partition=options.partition, account=options.account,
         cpus_per_task=options.cpus_per_task, gpus_per_node=options.gpus_per_node,
-        grace_seconds=options.grace_seconds, sbatch_lines=options.sbatch_line,
+        grace_seconds=options.grace_seconds, host_memory=options.host_memory,
+        modules=options.module, setup_lines=options.setup_line, interface=options.interface,
+        container=options.container, container_runtime=options.container_runtime,
+        sbatch_lines=options.sbatch_line,
     )  # fmt: skip
+
+
+_COMMON = ("cpus_per_task", "gpus_per_node", "grace_seconds", "host_memory")
+_PODS = (*_COMMON, "image", "volume_claim")
+_SLURM = ("time", "partition", "account", "module", "setup_line", "interface", "container")
+_OPTIONS = {
+    "slurm": (*_COMMON, *_SLURM, "container_runtime", "sbatch_line"),
+    "kubernetes": _PODS, "kubeflow": _PODS, "ray": (),
+}  # fmt: skip
+"""Options that each way to start a run has."""
+
+
+def _takers(name: str) -> str:
+    """The ways to start a run that have an option: `--slurm` only."""
+    takers = [f"`--{flag}`" for flag, names in _OPTIONS.items() if name in names]
+    return f"{takers[0]} only" if len(takers) == 1 else " or ".join(takers)
 
 
 def _flag(name: str) -> str:

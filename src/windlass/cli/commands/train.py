@@ -88,6 +88,8 @@ def train(
                 if parents.adapter is not None:
                     model, overrides = beside_adapters(model, overrides, parents.adapter)
                 planned = build_plan(model, overrides, options, machine=on, progress=progress)
+                if options.plan is None:
+                    planned = api.on_default_stack(planned, progress=progress)
             run = api.train(
                 planned,
                 root=runs,

@@ -1,33 +1,39 @@
-"""Checkpoints of the engine: the own runtime's files, so that a run goes on under either.
+"""Checkpoints of the engine: each rank writes and reads its own rectangles of every tensor.
 
-One layer after the other is gathered from its shards, and one rank of its stage writes it whole.
-The ranks take turns at that, so none holds more than its share of the model beside its own.
+The files are those of `torch.distributed.checkpoint` in safetensors, and no tensor is gathered. So
+a run goes on under any mesh without being merged, and under the own runtime merged layer by layer.
+Checkpoints of the own runtime are read as they are, one weight at a time.
 """
 
 from collections.abc import Iterator
+from itertools import zip_longest
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from windlass.engines.torch.mesh import MeshRank
 from windlass.engines.torch.optimizer import StageOptimizer
 from windlass.engines.torch.weights import StageWeight, StageWeights, local_shard
-from windlass.models import layer_sharding, param_shards
 from windlass.runtime import (
     DTYPES,
     Checkpoint,
     RankContext,
     SavedFile,
+    TensorPart,
     layer_file,
+    open_parts,
+    part_file,
+    part_files,
     read_moments,
     read_tensors,
     read_weight,
     write_checkpoint_file,
 )
 from windlass.torch_ext import MomentCodec
+
+_Parts = dict[str, tuple[TensorPart, ...]]
+"""Rectangles that a rank has of the tensors of a layer, by key."""
 
 
 class StageState:
@@ -45,15 +51,25 @@ class StageState:
     ) -> None:
         self._context, self._ranks = context, ranks
         self._stage, self._optimizer = stage, optimizer
-        self._staged: dict[int, dict[str, Tensor]] = {}
-        """Tensors in host memory of the layers that this rank writes, by layer."""
+        self._staged: dict[int, _Parts] = {}
+        """Copies in host memory of what this rank writes, by layer."""
 
     def load(self, checkpoint: Checkpoint) -> None:
-        """Loads the state of a checkpoint with every layer in one file.
+        """Loads the state of a checkpoint with every layer in parts, or in one file.
 
         Raises:
             CheckpointError: the checkpoint is of another model.
         """
+        if not part_files(checkpoint.manifest):
+            self._load_whole(checkpoint)
+            return
+        layers = {*self._stage.buffers, *(weight.layer for weight in self._stage.weights)}
+        for index in sorted(layers):
+            names = part_files(checkpoint.manifest, index)
+            if names:
+                open_parts(checkpoint.path, names).fill(self._parts(index))
+
+    def _load_whole(self, checkpoint: Checkpoint) -> None:
         codec, manifest = MomentCodec(torch.device("cpu")), checkpoint.manifest
         for index, buffers in self._stage.buffers.items():
             if buffers:
@@ -76,72 +92,80 @@ class StageState:
 
     def _take(self, weight: StageWeight, into: Tensor, full: Tensor) -> None:
         """Copies this rank's shard of a full tensor."""
-        part = weight.shard.extract(full)
-        size = -(-len(part) // self._ranks.shards) if part.dim() else 0
-        start = min(len(part), self._ranks.shard * size)
-        local = local_shard(into.detach())
-        local.copy_(part[start : start + len(local)])
+        part, local = weight.shard.extract(full), local_shard(into.detach())
+        first = self._first_row(weight)
+        local.copy_(part[first : first + len(local)] if part.dim() else part)
+
+    def _first_row(self, weight: StageWeight) -> int:
+        """The first row of the tensor-parallel rank's part that this rank has; 0 of a scalar."""
+        rows, ranks = (*weight.shard.shape, 1)[0], self._ranks
+        return min(rows, ranks.shard * -(-rows // ranks.shards)) if weight.shard.shape else 0
 
     def stage_save(self) -> None:
-        """Copies to host memory what this rank will write; all ranks take part."""
-        self._staged = {}
-        for place, index in enumerate(self._stage.buffers):
-            writer = place % self._ranks.shards
-            tensors = dict(self._layer_tensors(index, writer))
-            if tensors and self._writes(writer):
-                self._staged[index] = tensors
+        """Copies to host memory what this rank will write."""
+        self._staged = {
+            index: {
+                key: tuple(TensorPart(each.offsets, _on_host(each.values)) for each in parts)
+                for key, parts in self._parts(index, saves=True).items()
+            }
+            for index in self._stage.buffers
+        }
 
     def save_layer(self, index: int, to: Path) -> tuple[SavedFile, ...]:
-        """Writes a layer that `stage_save` has copied; none if another rank writes it."""
-        return write_checkpoint_file(self._staged.pop(index, {}).items(), to, None)
+        """Writes what this rank has of a layer; a file has one rectangle of each tensor."""
+        staged = self._staged.pop(index, {})
+        files: list[SavedFile] = []
+        for number, parts in enumerate(zip_longest(*staged.values())):
+            present = {key: part for key, part in zip(staged, parts, strict=True) if part}
+            files += write_checkpoint_file(
+                ((key, part.values) for key, part in present.items()),
+                part_file(to, self._ranks.rank, number), None,
+                {key: part.offsets for key, part in present.items()},
+            )  # fmt: skip
+        return tuple(files)
 
-    def _writes(self, writer: int) -> bool:
-        ranks = self._ranks
-        return (ranks.replica, ranks.coord.tensor_rank, ranks.shard) == (0, 0, writer)
+    def _parts(self, index: int, *, saves: bool = False) -> _Parts:
+        """What this rank has of a layer.
 
-    def _layer_tensors(self, index: int, writer: int) -> Iterator[tuple[str, Tensor]]:
-        """The checkpoint entries of a layer, in host memory; None are whole on other ranks."""
-        if self._ranks.replica:
-            return
+        Args:
+            index: the layer.
+            saves: leaves out what another rank has and writes too.
+        """
+        ranks, parts = self._ranks, _Parts()
+        is_first = ranks.coord.tensor_rank == 0 and ranks.shard == 0
+        if saves and ranks.replica:
+            return parts
         for weight in self._stage.weights:
-            if weight.layer != index or weight.is_copy:
+            others_have_it = weight.is_copy or (weight.is_whole and ranks.coord.tensor_rank > 0)
+            if weight.layer != index or (saves and others_have_it):
                 continue
-            trained = weight.parameter.requires_grad
-            full = self._full(weight, weight.parameter, writer)
-            if not trained:
-                full = full.to(DTYPES[self._context.plan.precision])
-            yield f"weight/{weight.name}", full
-            if trained:
-                for which, moment in enumerate(self._optimizer.moments(weight), start=1):
-                    yield f"moment{which}/{weight.name}", self._full(weight, moment, writer)
-                yield f"steps/{weight.name}", _on_host(self._optimizer.updates(weight))
-        for name, buffer in self._stage.buffers[index].items():
-            yield f"buffer/{name}", _on_host(buffer)
+            for key, tensor in self._tensors(weight, saves=saves):
+                parts[key] = tuple(self._rectangles(weight, tensor))
+            if weight.parameter.requires_grad and (is_first or not saves):
+                steps = self._optimizer.updates(weight)
+                parts[f"steps/{weight.name}"] = (TensorPart((), steps),)
+        for name, buffer in self._stage.buffers.get(index, {}).items():
+            if is_first or not saves:
+                parts[f"buffer/{name}"] = (TensorPart((0,) * buffer.dim(), buffer),)
+        return {key: each for key, each in parts.items() if each}
 
-    def _full(self, weight: StageWeight, tensor: Tensor, writer: int) -> Tensor:
-        """A full tensor in host memory on the rank that writes it; elsewhere anything."""
-        tensor = tensor.detach()
-        part = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-        if weight.is_whole or self._ranks.shard != writer:
-            return _on_host(part)
-        return self._gathered(weight, part)
+    def _tensors(self, weight: StageWeight, *, saves: bool) -> Iterator[tuple[str, Tensor]]:
+        """This rank's shards of a weight and of its moments, by key."""
+        shard = local_shard(weight.parameter.detach())
+        trained = weight.parameter.requires_grad
+        if saves and not trained:
+            shard = shard.to(DTYPES[self._context.plan.precision])
+        yield f"weight/{weight.name}", shard
+        if not trained:
+            return
+        for which, moment in enumerate(self._optimizer.moments(weight), start=1):
+            yield f"moment{which}/{weight.name}", local_shard(moment.detach())
 
-    def _gathered(self, weight: StageWeight, part: Tensor) -> Tensor:
-        """A full tensor from the parts of all tensor-parallel ranks."""
-        group = self._ranks.tensor_group
-        full = torch.empty(weight.shard.full_shape, dtype=part.dtype)
-        stack = self._context.stack
-        layer, name = stack.layers[weight.layer], stack.names[weight.layer]
-        inner = weight.name.removeprefix(f"{name}.")
-        for index in range(group.size()):
-            ranks = self._ranks.tensor_rank(index)
-            shard = param_shards(layer, layer_sharding(stack, weight.layer), ranks)[inner]
-            received = part.contiguous()
-            if index != self._ranks.coord.tensor_rank:
-                received = part.new_empty(shard.shape)
-            dist.broadcast(received, group_src=index, group=group)
-            shard.write_into(full, received.cpu())
-        return full
+    def _rectangles(self, weight: StageWeight, local: Tensor) -> Iterator[TensorPart]:
+        """The rectangles of a full tensor that a shard is."""
+        rows = len(local) if local.dim() else 1
+        for piece in weight.shard.pieces(self._first_row(weight), rows):
+            yield TensorPart(piece.offsets, local[piece.part])
 
 
 def _on_host(tensor: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import NamedTuple
 
 import torch
@@ -63,6 +64,53 @@ class ParamShard:
     def write_into(self, full: Tensor, local: Tensor) -> None:
         """Copies the rank's part into a full tensor."""
         _copy_ranges(full, local, self.ranges)
+
+    def pieces(self, first: int, rows: int) -> Iterator["Piece"]:
+        """The rectangles of the full parameter that some rows of the rank's part are.
+
+        Args:
+            first: the first row of the part; 0 of a scalar.
+            rows: how many rows; a scalar has one.
+        """
+        every = [
+            ranges if ranges is not None else ((0, size),)
+            for size, ranges in zip(self.full_shape, self.ranges, strict=True)
+        ]
+        dims = [tuple(_with_places(ranges)) for ranges in every]
+        if dims:
+            dims[0] = tuple(_within(dims[0], first, first + rows))
+        for ranges in product(*dims):
+            yield Piece(
+                offsets=tuple(start for start, _, _ in ranges),
+                part=tuple(slice(place, place + size) for _, size, place in ranges),
+            )
+
+
+class Piece(NamedTuple):
+    """A rectangle of a full parameter, and where some rows of a rank's part have it."""
+
+    offsets: tuple[int, ...]
+    """First index of each dimension in the full parameter."""
+    part: tuple[slice, ...]
+    """Indices among these rows of the part."""
+
+
+def _with_places(ranges: Sequence[IndexRange]) -> Iterator[tuple[int, int, int]]:
+    """First index, size, and place in the part of each range."""
+    place = 0
+    for start, stop in ranges:
+        yield start, stop - start, place
+        place += stop - start
+
+
+def _within(
+    ranges: Sequence[tuple[int, int, int]], first: int, end: int
+) -> Iterator[tuple[int, int, int]]:
+    """What of ranges lies in places from `first` to `end`, which are counted from 0 then."""
+    for start, size, place in ranges:
+        low, high = max(first, place), min(end, place + size)
+        if low < high:
+            yield start + low - place, high - low, low - first
 
 
 def _copy_ranges(

@@ -6,6 +6,8 @@
                                       and average/... if the run keeps averages of its weights
         ...
 
+A layer that several ranks have parts of may be in several files instead, of one rank each.
+
 A folder gets its name only when everything in it is on the disk; names that begin with a dot are
 temporary, and any later start may remove them.
 """
@@ -182,6 +184,24 @@ def shard_files(manifest: Manifest, index: int) -> tuple[LayerShardFile, ...]:
 def is_sharded(manifest: Manifest) -> bool:
     """Whether any layer is saved in shards."""
     return any(re.fullmatch(rf"layer-[0-9]+\.{_SHARD_PATTERN}", name) for name in manifest.files)
+
+
+def part_file(path: Path, rank: int, number: int) -> Path:
+    """The file with some rectangles of a layer's tensors, one of each, beside the layer's file.
+
+    Args:
+        path: the layer's file.
+        rank: the rank that has them.
+        number: which of its files.
+    """
+    return path.with_name(f"{path.stem}.part-{rank}-{number}{path.suffix}")
+
+
+def part_files(manifest: Manifest, index: int | None = None) -> tuple[str, ...]:
+    """The files with rectangles of a layer, by default of any; none if it is saved otherwise."""
+    layer = "[0-9]+" if index is None else f"{index:04d}"
+    pattern = re.compile(rf"layer-{layer}\.part-[0-9]+-[0-9]+\.safetensors")
+    return tuple(filter(pattern.fullmatch, manifest.files))
 
 
 def write_rank_files(folder: Path, rank: int, files: dict[str, FileChecksum]) -> None:

@@ -2,12 +2,14 @@
 
 A run may be resumed under any plan, so shards are merged before anybody loads them. A shard is one
 rank's part of a layer: of its tensor-parallel shard of each weight, flattened, the elements from
-the one on that is part of the checkpoint key.
+the one on that is part of the checkpoint key. Parts that `TensorPart` describes are merged too.
 """
 
 import shutil
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -20,12 +22,16 @@ from windlass.runtime.checkpoint.checkpoint import (
     Checkpoint,
     is_sharded,
     layer_file,
+    part_files,
     shard_files,
 )
 from windlass.runtime.checkpoint.layer_tensors import frozen_file, open_layer, places_file
 from windlass.runtime.checkpoint.safetensors_io import write_tensors
 from windlass.runtime.parameters import SHARD_SEPARATOR
 from windlass.torch_ext import MomentCodec, StoredMoment
+
+if TYPE_CHECKING:
+    from windlass.runtime.checkpoint.tensor_parts import PartFiles
 
 _CPU = torch.device("cpu")
 _WHOLE_KINDS = ("steps", "rows", "columns")
@@ -45,7 +51,7 @@ def merge_shards(checkpoint: Checkpoint, stack: LayerStack, into: Path) -> Check
         StorageError: the disk is full.
     """
     shutil.rmtree(into, ignore_errors=True)
-    if not is_sharded(checkpoint.manifest):
+    if not (is_sharded(checkpoint.manifest) or part_files(checkpoint.manifest)):
         return checkpoint
     with storage_errors(into):
         into.mkdir()
@@ -57,6 +63,9 @@ def merge_shards(checkpoint: Checkpoint, stack: LayerStack, into: Path) -> Check
 
 
 def _merge_layer(checkpoint: Checkpoint, stack: LayerStack, index: int, to: Path) -> None:
+    if parts := part_files(checkpoint.manifest, index):
+        write_tensors(to, open_parts(checkpoint.path, parts).full_tensors().items())
+        return
     files = shard_files(checkpoint.manifest, index)
     full = checkpoint.path / layer_file(index)
     for whole, name in ((full, to), (frozen_file(full), frozen_file(to)),
@@ -76,6 +85,18 @@ def _merge_layer(checkpoint: Checkpoint, stack: LayerStack, index: int, to: Path
     for file in files:
         merger.add(checkpoint.path / file.file, file.row * columns + file.column)
     write_tensors(to, merger.full_tensors().items())
+
+
+def open_parts(folder: Path, names: Sequence[str]) -> "PartFiles":
+    """Files of a folder that have rectangles of tensors.
+
+    Raises:
+        CheckpointError: a file cannot be read.
+    """
+    # Torch takes long to import this, and only runs of another stack on several devices need it.
+    from windlass.runtime.checkpoint.tensor_parts import PartFiles
+
+    return PartFiles([folder / name for name in names])
 
 
 class _LayerMerger:

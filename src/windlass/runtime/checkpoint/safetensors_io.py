@@ -7,7 +7,7 @@ Source of the format: https://github.com/huggingface/safetensors, section "Forma
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -50,8 +50,20 @@ class SavedFile(NamedTuple):
     checksum: PendingChecksum
 
 
+class TensorPart(NamedTuple):
+    """A rectangle of a full tensor."""
+
+    offsets: tuple[int, ...]
+    """Its first index of each dimension."""
+    values: Tensor
+    """Its memory."""
+
+
 def write_tensors(
-    path: Path, tensors: Iterable[tuple[str, Tensor]], staging: HostStaging | None = None
+    path: Path,
+    tensors: Iterable[tuple[str, Tensor]],
+    staging: HostStaging | None = None,
+    offsets: Mapping[str, Sequence[int]] | None = None,
 ) -> FileChecksum:
     """Writes a file, flushes it to the disk, and returns its checksum.
 
@@ -59,6 +71,8 @@ def write_tensors(
         path: a file that does not exist yet.
         tensors: names and tensors; nobody may change the tensors meanwhile.
         staging: what an accelerator's tensors pass through; None if they are in host memory.
+        offsets: where each tensor begins in the full one that it is a rectangle of, which
+            `torch.distributed.checkpoint` reads; None if they are full.
 
     Raises:
         OSError: the file cannot be written.
@@ -67,7 +81,7 @@ def write_tensors(
     digest = hashlib.sha256()
     size = 0
     with path.open("xb") as file:
-        for content in _contents(named, staging):
+        for content in _contents(named, staging, offsets):
             for start in range(0, len(content), _BLOCK_BYTES):
                 block = content[start : start + _BLOCK_BYTES]
                 file.write(block)
@@ -78,9 +92,13 @@ def write_tensors(
     return FileChecksum(bytes=size, sha256=digest.hexdigest())
 
 
-def _contents(named: Mapping[str, Tensor], staging: HostStaging | None) -> Iterator[memoryview]:
+def _contents(
+    named: Mapping[str, Tensor],
+    staging: HostStaging | None,
+    offsets: Mapping[str, Sequence[int]] | None,
+) -> Iterator[memoryview]:
     """The parts of a file, in order; each is valid until the next one is asked for."""
-    yield memoryview(_header(named))
+    yield memoryview(_header(named, offsets))
     for tensor in named.values():
         if staging is None:
             yield tensor_bytes(tensor)
@@ -111,8 +129,14 @@ def stream_tensors(path: Path, shapes: Mapping[str, Tensor], tensors: Iterable[T
             temporary.unlink(missing_ok=True)
 
 
-def _header(named: Mapping[str, Tensor]) -> bytes:
-    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
+def _header(
+    named: Mapping[str, Tensor], offsets: Mapping[str, Sequence[int]] | None = None
+) -> bytes:
+    about = {"format": "pt"}
+    if offsets is not None:
+        places = {name: {"saved_offsets": list(each)} for name, each in offsets.items()}
+        about |= {"DCP_VERSION": "1.0", "DCP_SHARDING_INFO": json.dumps(places)}
+    entries: dict[str, object] = {"__metadata__": about}
     offset = 0
     for name, tensor in named.items():
         end = offset + tensor.numel() * tensor.element_size()
