@@ -30,7 +30,7 @@ def test_what_torch_cannot_run_stays_with_the_own_runtime_and_the_first_note_say
 
 @pytest.mark.parametrize(
     "words",
-    [("stack=windlass",), ("stack=torchtitan",), ("parallel.data=1", "machine=h100-sxm-80gb")],
+    [("stack=windlass",), ("stack=torchtitan",), ("parallel.data=1", "machine=a100-80gb")],
 )
 def test_a_stack_that_is_named_and_one_gpu_are_left_as_they_are(words: tuple[str, ...]) -> None:
     planned = api.plan(*GPUS[:3], *words)

@@ -159,7 +159,7 @@ def _scheduler_job(cluster: ClusterOptions, options: SchedulerOptions) -> api.Sc
     if len(flags) > 1:
         named = " and ".join(f"`--{flag}`" for flag in flags)
         faults.append(f"{named} are {len(flags)} ways to start a run; choose one")
-    if not faults and (cluster.kubernetes or cluster.kubeflow):
+    if len(flags) == 1 and (cluster.kubernetes or cluster.kubeflow):
         missing = {"image", "volume_claim"} - given
         faults += [f"`--{flags[0]}` needs `{_flag(name)}`" for name in sorted(missing)]
     if faults:

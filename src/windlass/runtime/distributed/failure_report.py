@@ -1,6 +1,7 @@
 """Diagnosis of a failed or hanging run: which rank caused it, at which instruction, and why."""
 
 import contextlib
+import json
 import signal
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -65,6 +66,8 @@ class FailureDiagnoser:
         stopped = self.stopped_ranks()
         positions = {rank: beat.position() for rank, beat in self._heartbeats.items()}
         rank = find_blocking_rank(positions, stopped, self._programs)
+        if not stopped and (absent := never_joined(self._flight_records())):
+            rank = absent[0]
         message = f"{self.describe(rank)} {hang_message(seconds, stopped=rank in stopped)}"
         message += "" if rank in stopped else self.evidence(rank)
         return RankLost(message, rank=rank, permanent=False)
@@ -75,18 +78,29 @@ class FailureDiagnoser:
         Args:
             rank: the rank that is blamed; the others wait for it.
         """
+        absent = never_joined(self._flight_records())
+        self._processes[rank].send_signal(signal.SIGUSR1)
+        time.sleep(_REPORT_SECONDS)
+        files = (flight_record_file(self._folder, each) for each in self._processes)
+        written = [str(file) for file in files if file.exists()]
+        named = f"`{written[0]}` and {len(written) - 1} files beside it" if written else ""
+        flight = f"; what each rank has asked of its peers is in {named}" if written else ""
+        return (f"; {absent[1]}" if absent else "") + flight + self._stderr_tail(rank)
+
+    def _flight_records(self) -> dict[int, Mapping[str, Any]]:
+        """The last collectives of the ranks that this process can see, which write them now."""
+        files = {rank: flight_record_file(self._folder, rank) for rank in self._processes}
         for process in self._processes.values():
             if process.stdin:
                 with contextlib.suppress(OSError):
                     process.stdin.write(WRITE_FLIGHT_RECORD)
                     process.stdin.flush()
-        self._processes[rank].send_signal(signal.SIGUSR1)
         time.sleep(_REPORT_SECONDS)
-        records = [flight_record_file(self._folder, each) for each in self._processes]
-        written = [str(record) for record in records if record.exists()]
-        named = f"`{written[0]}` and {len(written) - 1} files beside it" if written else ""
-        flight = f"; what each rank has asked of its peers is in {named}" if written else ""
-        return flight + self._stderr_tail(rank)
+        records: dict[int, Mapping[str, Any]] = {}
+        for rank, file in files.items():
+            with contextlib.suppress(OSError, ValueError):
+                records[rank] = json.loads(file.read_bytes())
+        return records
 
     def stopped_ranks(self) -> list[int]:
         """The ranks that a signal or a debugger has stopped."""
@@ -124,6 +138,33 @@ class FailureDiagnoser:
             text = stderr_file(self._folder, rank).read_text(errors="replace").strip()
             return f"; its error stream ends with:\n{text[-_LONGEST_EXCERPT:]}" if text else ""
         return ""
+
+
+def never_joined(records: Mapping[int, Mapping[str, Any]]) -> tuple[int, str] | None:
+    """The rank that others wait for in a collective, and which one that is; None if none is.
+
+    Ranks number the collectives of a group alike, so one that is behind has not joined.
+
+    Args:
+        records: torch's flight record of each rank.
+    """
+    groups: dict[str, dict[int, tuple[int, str]]] = {}
+    for rank, record in records.items():
+        for entry in record.get("entries", ()):
+            if not entry["is_p2p"]:
+                last = groups.setdefault(str(entry["process_group"][0]), {})
+                number = (int(entry["collective_seq_id"]), str(entry["profiling_name"]))
+                last[rank] = max(number, last.get(rank, number))
+    for last in groups.values():
+        rank = min(last, key=lambda each: last[each][0])
+        number, name = max(last.values())
+        if last[rank][0] < number:
+            waiting = ", ".join(str(each) for each in last if last[each][0] == number)
+            return rank, (
+                f"it never joined `{name}`, collective {number} of its group, in which rank "
+                f"{waiting} waits"
+            )
+    return None
 
 
 def find_blocking_rank(

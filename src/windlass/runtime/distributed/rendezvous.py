@@ -188,8 +188,7 @@ def init_process_group(rendezvous: Rendezvous, device: Device) -> None:
         os.environ |= _COMMUNICATOR_STREAMS
     device.activate()
     _listen_on_loopback(rendezvous.address)
-    if device.is_asynchronous:
-        _set_unless_set(_FLIGHT_RECORDER)
+    _set_unless_set(_FLIGHT_RECORDER)
     store = connect_store(rendezvous.address, rendezvous.namespace)
     store.set_timeout(COLLECTIVE_TIMEOUT)
     dist.init_process_group(
