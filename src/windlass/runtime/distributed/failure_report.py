@@ -157,11 +157,11 @@ def never_joined(records: Mapping[int, Mapping[str, Any]]) -> tuple[int, str] | 
                 last[rank] = max(number, last.get(rank, number))
     for last in groups.values():
         rank = min(last, key=lambda each: last[each][0])
-        number, name = max(last.values())
-        if last[rank][0] < number:
-            waiting = ", ".join(str(each) for each in last if last[each][0] == number)
+        furthest, name = max(last.values())
+        if last[rank][0] < furthest:
+            waiting = ", ".join(str(each) for each in last if last[each][0] == furthest)
             return rank, (
-                f"it never joined `{name}`, collective {number} of its group, in which rank "
+                f"it never joined `{name}`, collective {furthest} of its group, in which rank "
                 f"{waiting} waits"
             )
     return None
