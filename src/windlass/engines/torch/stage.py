@@ -111,5 +111,5 @@ class Chunk(nn.Module):
 
 
 def _key(name: str) -> str:
-    """A module's name for a parameter; torch allows no dot in it."""
-    return name.replace(".", "/")
+    """A module's name for a parameter: without a dot, which torch refuses, and like no method's."""
+    return f"/{name.replace('.', '/')}"
