@@ -7,13 +7,13 @@ import pytest
 
 from factories import tiny_graph, tiny_machine
 from planner.single_stage import single_stage_plans
+from windlass.cost import ArrayClock
 from windlass.cost.predict import predict_plan
 from windlass.errors import InputErrors
 from windlass.planner.choose import choose_plan
 from windlass.planner.result import run_seconds
 from windlass.planner.search.evaluate import evaluate
 from windlass.planner.search.phase_bounds import (
-    LayerPassTimes,
     StateExchanges,
     StateTransfers,
     min_step_seconds,
@@ -159,7 +159,7 @@ def test_no_plan_in_phases_is_faster_or_smaller_than_its_bounds(seed: int):
         short = TruncatedPlan(plan, graph, on)
         seconds = prediction.step_seconds * (1 + 1e-9)
         table = PhaseTable.of(plan, [plan.stages], graph)
-        passes = LayerPassTimes.of(plan, graph, on)
+        passes = ArrayClock(plan, graph, on).pass_seconds(plan)
         exchanges = StateExchanges(graph, on).of(plan)
         transfers = StateTransfers(graph, on)
         least_seconds = min_step_seconds(

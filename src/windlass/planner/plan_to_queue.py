@@ -44,7 +44,7 @@ def plan_to_queue(
         # Only what is faster than the runners-up that leave the margin is looked for.
         below = min((run_seconds(each, steps) / steps for _, each in safe), default=inf)
         found = fastest_plans(
-            space, min(budget_bytes, roomy_bytes), bounds=fastest.bounds, below_seconds=below
+            space, min(budget_bytes, roomy_bytes), known=fastest, below_seconds=below
         ).best
         capacity_bytes = best[1].peaks[0].capacity_bytes
         safe += [(plan, with_budget(each, capacity_bytes)) for plan, each in found[:1]]

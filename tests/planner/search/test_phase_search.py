@@ -7,21 +7,19 @@ from functools import cache
 import pytest
 
 from factories import sharded_graph, tiny_graph, tiny_machine
-from windlass.cost import ArrayClock
+from windlass.cost import ArrayClock, InstructionCosts
 from windlass.cost.predict import predict_plan
 from windlass.planner.choose import choose_plan
 from windlass.planner.explain import explain_result
 from windlass.planner.result import PlanningResult
 from windlass.planner.search.bounds import ConfigBounds
 from windlass.planner.search.phase_bounds import (
-    LayerPassTimes,
-    PassTimes,
     PhaseMemory,
     StateExchanges,
     StateTransfers,
     min_step_seconds,
 )
-from windlass.planner.search.phase_search import TruncatedPlan, search_phases
+from windlass.planner.search.phase_search import PhaseSearch, TruncatedPlan
 from windlass.planner.space.options import offload_tiers
 from windlass.planner.space.phase_space import (
     OffloadedState,
@@ -32,6 +30,7 @@ from windlass.planner.space.phase_space import (
 )
 from windlass.planner.space.phase_table import PhaseTable
 from windlass.planner.space.plan_space import PlanSpace
+from windlass.program import Instruction, InstructionKind, PeerMap
 from windlass.program.lowering.lower import lower
 from windlass.program.validate_plan import plan_errors
 from windlass.program.verify.verify import verify_programs
@@ -58,6 +57,9 @@ REPLICAS = (
 )  # fmt: skip
 """Replicas with copies of their own, so that a device holds all layers or takes turns."""
 ROUNDING = 1 + 1e-9
+PASSES: tuple[tuple[InstructionKind, int], ...] = (
+    ("forward", 1), ("recompute", 1), ("backward", 0), ("backward", 1),
+)  # fmt: skip
 """Relative error of sums of the same numbers in another order."""
 
 
@@ -123,7 +125,7 @@ def case(seed: int) -> tuple[PlanSpace, list[tuple[Plan, Prediction]]]:
 
 def fastest_in_phases(space: PlanSpace, budget: int) -> tuple[Plan, Prediction]:
     bounds = ConfigBounds(space, ArrayClock(space.base, space.graph, space.machine))
-    return search_phases(space, budget, bounds).best[0]
+    return PhaseSearch(space).search(budget, bounds).best[0]
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -155,7 +157,7 @@ def test_no_lower_bound_exceeds_its_plan(seed: int):
         outputs = plan.is_offloaded("activations")
         (least,) = memory.of_fullest_stage(table, offloads_activations=outputs)
         assert process_bytes + least <= budget, plan
-        passes = LayerPassTimes.of(plan, graph, on)
+        passes = ArrayClock(plan, graph, on).pass_seconds(plan)
         exchanges = StateExchanges(graph, on).of(plan)
         transfers = StateTransfers(graph, on)
         least_seconds = min_step_seconds(
@@ -195,12 +197,21 @@ def test_offloaded_bytes_that_plans_share_are_those_of_each():
             assert needed.tolist() == [fullest_offloaded_bytes(each, space.graph) for each in plans]
 
 
-def test_pass_times_that_plans_share_are_those_of_each():
+def test_the_clock_prices_passes_in_phases_as_the_simulator_does():
     space, bases = partly_open(2**31)
-    graph, times = space.graph, PassTimes(space.graph, space.machine)
+    graph, machine = space.graph, space.machine
+    clock = ArrayClock(space.base, graph, machine)
     for base in bases[:30]:
         plan = with_state_on(next(phase_partitions(base, space)), "host", activations=False)
-        assert times.of(plan) == LayerPassTimes.of(plan, graph, space.machine)
+        costs, peers = InstructionCosts(plan, graph, machine), PeerMap(plan, graph)
+        passes: list[Instruction] = [
+            Instruction(kind, layer, micro)
+            for kind, micro in PASSES
+            for layer in range(graph.layers)
+        ]
+        sent = [costs.communication_seconds(each) * peers.is_collective(each) for each in passes]
+        expected = [costs.terms(each).total + more for each, more in zip(passes, sent, strict=True)]
+        assert clock.pass_seconds(plan).ravel() == pytest.approx(expected, rel=1e-12)
 
 
 def test_plans_are_left_out_if_no_tier_has_room_for_their_state():

@@ -17,7 +17,7 @@ from windlass.cost.clock.price_keys import ExchangeKey, PassWay
 from windlass.cost.clock.stack_bytes import StackBytes
 from windlass.cost.clock.stage_layout import StageLayout
 from windlass.cost.clock.step_walk import StageEnds, stage_ends
-from windlass.program import InstructionKind
+from windlass.program import InstructionKind, selective_layers
 from windlass.schema import Graph, Machine, Plan
 
 _KEPT = 8
@@ -138,12 +138,38 @@ class ArrayClock:
             more = np.maximum(sum(changes), 0.0)
         return np.array([seconds("recompute"), more])[:, prices.columns]
 
-    def kept_bytes(self, config: LayerConfig, micro: int) -> Floats:
-        """Bytes that each layer saves of a micro-batch, and of its output, `[2, 2, layer]`.
+    def activation_bytes(self, config: LayerConfig, micros: Sequence[int]) -> Floats:
+        """`ActivationBytes` of micro-batches in each layer, `[micro, name, selective, layer]`."""
+        return np.array(self._sizes.activations(config, micros))[..., self._prices.columns]
 
-        First of layers that are not recomputed, then of those that are selectively.
+    def pass_seconds(self, plan: Plan) -> Floats:
+        """Seconds of a micro-batch in each layer of a plan in phases, `[4, layer]`.
+
+        They are those of its forward pass, of full recompute, and of backward passes with the
+        addition of gradients: of the first micro-batch, which creates them, and of a later one.
         """
-        return self._sizes.kept(config, micro)[..., self._prices.columns]
+        config, prices, batch = LayerConfig.of(plan), self._prices, plan.batch
+        bounds = *(stage.first_layer for stage in plan.stages), self.graph.layers
+        layout, accumulates = self._layout(plan.parallel.pipeline, bounds), batch.accumulation > 1
+        stack, selective = self.machine.stack, np.zeros(self.graph.layers, dtype=bool)
+        between = plan.parallel.pipeline if stack is not None and stack.stages_adjacent else 1
+        exchange = ExchangeKey(plan.parallel.data, 1, accumulates, between)
+        selective[list(selective_layers(plan))] = True
+
+        def seconds(kind: InstructionKind) -> Floats:
+            plain, *some = (
+                prices.passes(config, [batch.micro], exchange, PassWay(kind, each))[0]
+                for each in (False, True)[: 1 + bool(selective.any())]
+            )
+            return np.where(selective, [*some, plain][0][prices.columns], plain[prices.columns])
+
+        elements = layout.shared(config.tensor)
+        shared = tuple(elements.get(layer, 0) for layer in prices.layers)
+        first, later = prices.sums(config, accumulates, batch.micro, shared)[:, prices.columns]
+        backward = seconds("backward")
+        return np.array(
+            [seconds("forward"), seconds("recompute"), backward + first, backward + later]
+        )
 
     @property
     def columns(self) -> Ints:

@@ -3,7 +3,7 @@
 The same sizes as `program.memory.layer_sizes`, for many micro-batch sizes at once.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ from windlass.cost.clock.plan_columns import LayerConfig
 from windlass.cost.clock.price_keys import StateKey
 from windlass.cost.op_time import quantity_values
 from windlass.program import layer_kind_state_sizes, weight_gradient_elements
-from windlass.schema import PRECISION_BYTES, LayerCost, LayerKind
+from windlass.schema import DEVICE_TIER, PRECISION_BYTES, LayerCost, LayerKind
 
 
 class ActivationBytes(NamedTuple):
@@ -48,33 +48,25 @@ class LayerBytes:
 
     def __init__(self, prices: LayerPrices, sequence: int) -> None:
         self._prices, self._sequence = prices, sequence
-        self.activations: Callable[[LayerConfig, int], Floats] = cache(self._activations_of)
-        """`ActivationBytes` of a micro-batch size, `[name, selective, column]`."""
+        self._activations: dict[LayerConfig, dict[int, Floats]] = {}
         self.state: Callable[[StateKey], Floats] = cache(self._state)
         """`StateBytes` of all columns, `[name, column]`."""
 
-    def kept(self, config: LayerConfig, micro: int) -> Floats:
-        """Bytes that are saved of a micro-batch, and of outputs, `[name, selective, column]`."""
-        part = np.array([micro / (config.context or 1)])
-        kinds = self._prices.kinds(config, config.loss)
-        costs = [
-            self._prices.cost(config, kind, selective=some)
-            for some in (False, True)
-            for kind in kinds
-        ]
-        sizes = [each.saved_bytes for each in costs] + [each.output_bytes for each in costs]
-        values = np.rint(quantity_values(sizes, part, self._sequence))
-        return np.asarray(values.reshape(2, 2, len(kinds)))
-
-    def _activations_of(self, config: LayerConfig, micro: int) -> Floats:
-        part = np.array([micro / (config.context or 1)])
-        kinds = self._prices.kinds(config, config.loss)
-        costs = [
-            [(kind, self._prices.cost(config, kind, selective=some)) for kind in kinds]
-            for some in (False, True)
-        ]
-        sizes = [[self._sizes(kind, cost, part) for kind, cost in each] for each in costs]
-        return np.moveaxis(np.array(sizes)[..., 0], 2, 0)
+    def activations(self, config: LayerConfig, micros: Sequence[int]) -> list[Floats]:
+        """`ActivationBytes` of some micro-batch sizes, each `[name, selective, column]`."""
+        config = config._replace(optimizer_tier=DEVICE_TIER, reshard=None)
+        known = self._activations.setdefault(config, {})
+        missing = [micro for micro in micros if micro not in known]
+        if missing:
+            parts = np.array(missing) / (config.context or 1)
+            kinds = self._prices.kinds(config, config.loss)
+            costs = [
+                [(kind, self._prices.cost(config, kind, selective=some)) for kind in kinds]
+                for some in (False, True)
+            ]
+            sizes = [[self._sizes(kind, cost, parts) for kind, cost in each] for each in costs]
+            known.update(zip(missing, np.transpose(sizes, (3, 2, 0, 1)), strict=True))
+        return [known[micro] for micro in micros]
 
     def _sizes(self, kind: LayerKind, cost: LayerCost, micros: Floats) -> ActivationBytes:
         """Bytes of a layer, `[micro]`; as `program.memory.layer_sizes.layer_kind_sizes`."""

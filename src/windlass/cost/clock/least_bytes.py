@@ -6,6 +6,8 @@ micro-batches wait for theirs; and the last. The program's own count (`program.m
 """
 
 from functools import cached_property
+from itertools import groupby
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -266,7 +268,13 @@ class LeastBytes:
         columns, kinds = batch.columns, batch.prices.columns[:, None]
         keys, place = distinct(columns.config, columns.micro)
         rows = np.array(
-            [self._layers.activations(columns.configs[config], micro) for config, micro in keys]
+            [
+                row
+                for config, alike in groupby(keys, itemgetter(0))
+                for row in self._layers.activations(
+                    columns.configs[config], [micro for _, micro in alike]
+                )
+            ]
         )
         plain, selective = (
             ActivationBytes(*(rows[place, at, some, kinds] for at in range(rows.shape[1])))

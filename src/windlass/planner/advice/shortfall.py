@@ -71,7 +71,7 @@ def closest_in_phases(space: PlanSpace, budget_bytes: int) -> ClosestPlan | None
         return None
     largest = max(tiers, key=lambda tier: tier.capacity_bytes)
     state, order = OffloadedState(space), count()
-    sizes = PhaseSizes(space, budget_bytes, state)
+    sizes = PhaseSizes(space, state)
     estimates: list[tuple[float, float, int, Plan]] = []
     for share, pipeline, config in _by_least_share(space, largest):
         if len(estimates) == _MAX_LOWERED and share > estimates[-1][0]:

@@ -32,7 +32,8 @@ from windlass.cost import (
     layer_kinds_compiled,
 )  # fmt: skip
 from windlass.planner.result import EvaluatedPlan
-from windlass.planner.search.bounds import CLOCK_ERROR, ConfigBounds
+from windlass.planner.search.bounds import ConfigBounds
+from windlass.planner.search.config_prices import CLOCK_ERROR
 from windlass.planner.search.evaluate import evaluate, stage_peak_bytes
 from windlass.planner.search.least_recompute import fits_tiers, most_sharing
 from windlass.planner.search.memory_fit import MemoryFit
@@ -105,7 +106,7 @@ class BestFirst:
     Args:
         space: the plan space.
         budget_bytes: device memory budget.
-        bounds: those of this space under another budget; None makes new ones.
+        bounds: those of this space and budget; None makes new ones.
     """
 
     def __init__(
@@ -115,7 +116,7 @@ class BestFirst:
         if bounds is None:
             clock = ArrayClock(space.base, space.graph, space.machine)
             bounds = ConfigBounds(space, clock, budget_bytes)
-        self.bounds = bounds.with_budget(budget_bytes)
+        self.bounds = bounds
         """Lower bounds on all configurations."""
         self.clock = bounds.clock
         self._fit = MemoryFit(space, self.clock, budget_bytes)
@@ -123,6 +124,8 @@ class BestFirst:
         self._pushed, self._limit = count(), inf
         self._too_large: list[tuple[Floats, _Group]] = []
         """Configurations whose state alone is too large, with its bytes."""
+        self._too_full: list[_Group] = []
+        """Configurations that do not fit even if all layers are recomputed."""
 
     def search(
         self, most: int = 1, *, within: float = 0.0, below_seconds: float = inf
@@ -153,7 +156,10 @@ class BestFirst:
             first, rest = self._next(knows_plan=knows_plan).split(self._limit)
             self._push(rest)
             for group in self._levels[first.level](first, result):
-                self._push(group.select(group.bounds <= self._limit))
+                fits = np.isfinite(group.bounds)
+                if not fits.all():
+                    self._too_full.append(group.select(~fits))
+                self._push(group.select(fits & (group.bounds <= self._limit)))
             if len(result.fitting) >= most:
                 result.fitting.sort(key=itemgetter(0))
                 slowest = result.fitting[most - 1][0] * (1 + within + _EQUAL)
@@ -162,7 +168,9 @@ class BestFirst:
         return result
 
     def look_at_smallest(self, result: SearchResult) -> None:
-        """Adds the smallest plans of configurations that were dropped for their state alone."""
+        """Adds the smallest plans of configurations that were dropped before they were plans."""
+        for group in self._too_full:
+            list(self._with_most_sharing(group, result))
         if not self._too_large:
             return
         held = np.concatenate([each for each, _ in self._too_large])

@@ -7,91 +7,33 @@
    gradient's way back, and with the recompute that its memory asks for.
 """
 
-from copy import copy
-from functools import cache, cached_property
+from functools import cache
 from itertools import pairwise
 from math import inf
-from typing import NamedTuple, Self
 
 import numpy as np
 
 from windlass.cost import ArrayClock, Bools, Floats, Ints, PipelineShape, waiting_microbatches
-from windlass.planner.search.phase_bounds import PassTimes, StateExchanges, StateTransfers
+from windlass.planner.search.config_prices import CLOCK_ERROR, ConfigPrices
 from windlass.planner.space.phase_space import phase_schedules
 from windlass.planner.space.plan_space import PipelineOption, PlanSpace
 from windlass.planner.space.stage_partition import balanced_partition
-from windlass.schema import DEVICE_TIER, Graph, Machine, Precision
-
-_ANY_SHARDS = 2
-"""A degree at which parameters are sharded at all."""
-CLOCK_ERROR = 1e-9
-"""Relative error of sums of the same seconds in another order."""
-
+from windlass.schema import Precision
 
 _FOREVER = 1e9
 """Seconds to recompute for a byte where no layer can be recomputed."""
 
 
-class PhasePrices(NamedTuple):
-    """Seconds of what plans in phases do."""
-
-    times: PassTimes
-    exchanges: StateExchanges
-    transfers: StateTransfers
-
-    @classmethod
-    def of(cls, graph: Graph, machine: Machine) -> Self:
-        """Prices of a model's plans on a machine, of which none is known yet."""
-        about = graph, machine
-        return cls(PassTimes(*about), StateExchanges(*about), StateTransfers(*about))
-
-
-class ConfigBounds:
-    """Lower bounds on the configurations of a space.
-
-    Args:
-        space: the plan space.
-        clock: prices passes.
-        budget_bytes: device memory budget; None leaves memory out of the bounds on time.
-        phases: prices of plans in phases; None makes new ones.
-    """
+class ConfigBounds(ConfigPrices):
+    """Lower bounds on the configurations of a space; arguments are those of `ConfigPrices`."""
 
     def __init__(
-        self,
-        space: PlanSpace,
-        clock: ArrayClock,
-        budget_bytes: int | None = None,
-        phases: PhasePrices | None = None,
+        self, space: PlanSpace, clock: ArrayClock, budget_bytes: int | None = None
     ) -> None:
-        self.phases = phases or PhasePrices.of(space.graph, space.machine)
-        self._space, self.clock, self._table = space, clock, space.table
-        # Other software counts its memory otherwise, and a pin may ask for more recompute.
-        counts = space.machine.stack is None and space.minimizes_recompute
-        self.budget_bytes = budget_bytes if counts else None
-        self._kept: dict[int, Floats] = {}
+        super().__init__(space, clock, budget_bytes)
         self._relief: dict[tuple[int, bool], float] = {}
-        micros, micro = np.unique(self._table.micro, return_inverse=True)
-        sums = self._table.accumulation > 1
-        keys = (self._table.mode * len(micros) + micro) * 2 + sums
-        self._keys, self._key = np.unique(keys, return_inverse=True)
-        self._of_key = [
-            (table_mode, int(micros[micro]), bool(summed))
-            for key in self._keys.tolist()
-            for rest, summed in (divmod(key, 2),)
-            for table_mode, micro in (divmod(rest, len(micros)),)
-        ]
-        """Mode, micro-batch and whether several are summed, `[key]`."""
-        self._before = np.full((4, len(self._keys), space.graph.layers + 1), np.nan)
-        """Seconds of one micro-batch in all layers before each: forward passes, all passes,
-        additions of gradients and full recompute, `[4, key, layer]`."""
         self._products = cache(self._product_seconds)
         self.turns, self._spanning_turn = cache(self._find_turns), cache(self._find_spanning_turn)
-
-    def with_budget(self, budget_bytes: int) -> Self:
-        """The bounds under another budget, which know all prices that these have found."""
-        other = copy(self)
-        other.budget_bytes = None if self.budget_bytes is None else budget_bytes
-        return other
 
     def products(self, pipelines: Ints) -> Floats:
         """Seconds of matrix products alone, `[pipeline, config]`; infinite on too few devices."""
@@ -121,37 +63,49 @@ class ConfigBounds:
         """Seconds of passes of plans in phases, `[item]`, looked at closely below a limit.
 
         A stage sends nothing on before all micro-batches have passed all of its phases but the
-        last, and nothing back before they have passed all but the first backward. So each layer's
-        forward or backward passes have the time of no other stage's. All layers but those of the
-        last phase of their stage are recomputed. Where phases span all stages, those before the
-        last phase of any are, and stages work at once.
+        last, and nothing back before they have passed all but the first backward. All layers but
+        those of the last phase of their stage are recomputed. Where phases span all stages, those
+        before the last phase of any are, and stages work at once.
         """
         seconds = self.passes(pipelines, configs)
         near = np.flatnonzero(seconds < below_seconds)
-        keys, place = np.unique(self._priced(configs[near], recomputes=True), return_inverse=True)
-        forward, both = (np.diff(self._before[at, keys]) for at in (0, 1))
-        way = np.minimum(forward, both - forward).sum(axis=1)[place]
-        way *= self._table.accumulation[configs[near]] * (pipelines[near] > 1)
         for pipeline in np.unique(pipelines[near]).tolist():
-            own = pipelines[near] == pipeline
-            schedules, least = phase_schedules(self._space, pipeline), np.full(own.sum(), inf)
+            own = near[pipelines[near] == pipeline]
+            schedules, least = phase_schedules(self._space, pipeline), np.full(len(own), inf)
             if schedules != ("interleaved",):
-                least = np.maximum(way[own], self.phase_stages(pipeline, configs[near][own]).max(1))
+                way, stages = self.phase_stages(pipeline, configs[own])
+                least = np.maximum(way, stages.max(axis=1))
             if "interleaved" in schedules:
-                least = np.minimum(least, self.spanning_passes(pipeline, configs[near][own]))
-            seconds[near[own]] = least
+                least = np.minimum(least, self.spanning_passes(pipeline, configs[own]))
+            seconds[own] = least
         seconds[near] *= self._pace(pipelines[near], configs[near])
         return seconds
 
-    def phase_stages(self, pipeline: int, configs: Ints) -> Floats:
-        """Seconds of the passes of each stage of plans in phases, `[item, stage]`."""
+    def phase_stages(self, pipeline: int, configs: Ints) -> tuple[Floats, Floats]:
+        """Seconds of one way through plans in phases, `[item]`, and of stages, `[item, stage]`.
+
+        The way has the forward passes of all phases but the last of each stage and the backward
+        passes of all but the first, and both ends of the pipeline whole.
+        """
         keys, place = np.unique(self._priced(configs, recomputes=True), return_inverse=True)
-        bounds, turns = np.array(self._space.chunk_bounds(pipeline)), self.turns(pipeline)
-        _, both, sums, again = self._before[:, keys]
-        passes, added = np.diff(both[:, bounds]), np.diff(sums[:, bounds])
-        passes += again[:, turns] - again[:, bounds[:-1]]
-        count = self._table.accumulation[configs, None]
-        return np.asarray(count * passes[place] + (count - 1) * added[place])
+        bounds, count = self._space.chunk_bounds(pipeline), self._table.accumulation[configs, None]
+        begin, end = np.array(bounds[:-1]), np.array(bounds[1:])
+        fetched, turns = self.turns(pipeline)
+        forward, both, sums, again = self._before[:, keys]
+
+        def ahead(end: Ints) -> Floats:
+            """Seconds of forward passes to a layer of each stage."""
+            return np.asarray(count * (forward[:, end] - forward[:, begin])[place])
+
+        def back(begin: Ints) -> Floats:
+            """Seconds of backward passes down to a layer of each stage, with their recompute."""
+            passes = (both - forward)[:, end] - (both - forward)[:, begin]
+            passes += again[:, np.maximum(begin, turns)] - again[:, begin]
+            added = sums[:, end] - sums[:, begin]
+            return np.asarray(count * passes[place] + (count - 1) * added[place])
+
+        way = ahead(np.append(turns[:-1], end[-1])) + back(np.append(begin[0], fetched[1:]))
+        return way.sum(axis=1), ahead(end) + back(begin)
 
     def spanning_passes(self, pipeline: int, configs: Ints) -> Floats:
         """Seconds of passes of plans whose phases span all stages, spread evenly, `[item]`.
@@ -174,18 +128,22 @@ class ConfigBounds:
         most = max(before[end] - before[begin] for begin, end in partition)
         return int((before[-1] - before <= pipeline * most).argmax())
 
-    def _find_turns(self, pipeline: int) -> Ints:
-        """First layer of each stage that may not be recomputed in phases, `[stage]`.
+    def _find_turns(self, pipeline: int) -> tuple[Ints, Ints]:
+        """First layer of each stage surely behind its first phase, and perhaps in its last.
+
+        Each is `[stage]`; from the second one on layers may not be recomputed.
 
         A stage is divided so that its largest phase has as few parameters as possible. In more
-        phases than two the largest, and so the last, has no more than the larger of two.
+        phases than two the largest, and so the first or last, has no more than the larger of two.
         """
         before, turns = self._parameters[0], []
         for begin, end in pairwise(self._space.chunk_bounds(pipeline)):
             first, last = before[begin : end + 1] - before[begin], before[end] - before[begin:end]
             most = np.maximum(first[1:-1], last[1:]).min(initial=last[0])
-            turns.append(begin + int((last <= most).argmax()))
-        return np.array(turns)
+            first_end = end - int((first <= most)[::-1].argmax())
+            turns.append((first_end, begin + int((last <= most).argmax())))
+        fetched, turn = np.array(turns).T
+        return fetched, turn
 
     def state_bytes(self, pipelines: Ints, configs: Ints) -> Floats:
         """Bytes of state and process on an average stage that shares all it can, `[item]`.
@@ -212,47 +170,9 @@ class ConfigBounds:
         process, weights, gradients, *_ = self._state_of_modes[:, modes, None]
         parameters, trained = np.diff(self._parameters)
         sums = np.array([[self._of_key[key][2]] for key in keys.tolist()])
-        saved = np.array([self._kept_bytes(key)[0].min(axis=0) for key in keys.tolist()])
-        held = weights * parameters + gradients * trained * sums + saved + process
+        running = self._bytes_of_pass(keys)[:, 1:3].sum(axis=1).min(axis=1)
+        held = weights * parameters + gradients * trained * sums + running + process
         return np.asarray((held.max(axis=1) * (1 - CLOCK_ERROR) <= self.budget_bytes)[place])
-
-    def _bytes_of_state(self, configs: Ints) -> tuple[Floats, Floats, Floats]:
-        """Bytes of the process; and for each parameter of a stage, and each trained one.
-
-        Those of weights, and of gradients beside them, are `[item, 2]`.
-        """
-        space, table = self._space, self._table
-        process, weights, gradients, state, context = self._state_of_modes[:, table.mode[configs]]
-        replicas, pins = table.data[configs] * context, space.request.sharding
-        has_sums = (table.accumulation[configs] > 1) & (space.machine.stack is None)
-        whole = np.stack([weights, np.where(has_sums, gradients, 0.0)], axis=1)
-        if True in space.reshards(_ANY_SHARDS):
-            whole = whole / np.broadcast_to(pins.parameters or replicas, replicas.shape)[:, None]
-        return process, whole, state / (pins.optimizer or replicas)
-
-    @cached_property
-    def _state_of_modes(self) -> Floats:
-        """Bytes of the process; of weights, gradients and optimizer state; context ranks.
-
-        State is that of each parameter of a replica's stage. The axes are `[5, mode]`.
-        """
-        space, rows = self._space, []
-        for mode in self._table.modes:
-            plan = space.base.model_copy(update={"precision": mode.precision})
-            tiers = space.optimizer_tiers(mode.precision)
-            state = plan.optimizer_bytes_per_parameter if tiers == (DEVICE_TIER,) else 0.0
-            # No rank has fewer of the experts.
-            least = int(mode.tensor) * (mode.expert or 1)
-            sizes = (plan.parameter_itemsize, plan.gradient_itemsize, state)
-            process = self._process_bytes(compiled=mode.compiled)
-            rows.append((process, *(size / least for size in sizes), mode.context or 1))
-        return np.array(rows).T
-
-    def _process_bytes(self, *, compiled: bool) -> int:
-        """Bytes of a process before its first tensor."""
-        machine = self._space.machine
-        stated = machine.stack.memory.context_bytes if machine.stack else None
-        return machine.device.process_bytes(compiled=compiled) if stated is None else stated
 
     def stages(self, option: PipelineOption, configs: Ints, below_seconds: float = inf) -> Floats:
         """Seconds of the slowest stage's passes, and of the way to it and back, `[item]`.
@@ -282,14 +202,24 @@ class ConfigBounds:
 
         At a stage's fullest moment micro-batches wait in it with what its layers keep. To recompute
         a layer, wholly or selectively, takes its seconds for each byte that it saves; a stage does
-        so for as many layers in each of its chunks, as far as these have them.
+        so for as many layers in each of its chunks, as far as these have them. It takes forever
+        where a stage does not fit even if it recomputes all of them.
         """
         keys, place = np.unique(self._key[configs], return_inverse=True)
         bounds = np.array(self._space.chunk_bounds(option.pipeline * option.virtual_stages))
         turns = option.virtual_stages, option.pipeline
-        kept = np.array([self._kept_bytes(key) for key in keys.tolist()])
-        chunks = np.add.reduceat(kept[:, 0, 0] + kept[:, 1, 0], bounds[:-1], axis=1)
-        chunks -= kept[:, 1, 0][:, bounds[1:] - 1]  # it leaves with the pass
+        sizes = self._bytes_of_pass(keys)
+        (output, saved, peak, _), last = np.moveaxis(sizes[:, :, 0], 1, 0), bounds[1:] - 1
+        chunks = np.add.reduceat(output + saved, bounds[:-1], axis=1)
+        chunks -= output[:, last]  # it leaves with the pass
+        inner = saved.copy()
+        inner[:, [0, -1]] = 0.0
+        saving = np.add.reduceat(inner, bounds[:-1], axis=1)
+        # The last layer of a chunk is the first to run backward, and saves all again before that.
+        running = np.where(inner[:, last] > 0, (saved + peak)[:, last], peak[:, last])
+        some = sizes[:, 1:3, 1].sum(axis=1)[:, last]
+        running = np.minimum(running, np.where(inner[:, last] > 0, some, np.inf))
+        running = running.reshape(-1, *turns).min(axis=1)
         process, whole, state = self._bytes_of_state(configs)
         own = np.diff(self._parameters[:, bounds]).reshape(2, *turns).sum(axis=1)
         always = process[:, None] + whole[:, :1] * own[0] + state[:, None] * own[1]
@@ -306,35 +236,27 @@ class ConfigBounds:
         most = waiting.sum(axis=2) * share if alike else waiting.max(axis=2)
         bytes_of_one = np.zeros((len(configs), option.pipeline))
         for at, gradients in enumerate((0.0, whole[:, 1:] * own[1])):
-            held = (waiting[row, at] * chunks[place].reshape(-1, *turns)).sum(axis=1)
-            over = (always + gradients + held) * (1 - CLOCK_ERROR) - (self.budget_bytes or 0)
-            over = np.where(over > 0, over, 0.0) / np.maximum(most[row, at], 1e-9)
+            held, least = (
+                (waiting[row, at] * each[place].reshape(-1, *turns)).sum(axis=1)
+                for each in (chunks, chunks - saving)
+            )
+            room = (self.budget_bytes or 0) / (1 - CLOCK_ERROR) - always - gradients
+            over = np.maximum(held - room, 0.0) / np.maximum(most[row, at], 1e-9)
+            over[least + running[place] * (waiting[row, at].sum(axis=1) > 0) > room] = inf
             bytes_of_one = np.maximum(bytes_of_one, over)
         seconds = np.zeros(len(configs))
         for item in np.flatnonzero(bytes_of_one.any(axis=1)).tolist():
             mode = self._table.modes[self._table.mode[configs[item]]]
             selects = "selective" in self._space.recomputes(option, mode)
             seconds[item] = self._seconds_of_byte(int(keys[place[item]]), selects=selects)
-        return np.asarray(bytes_of_one * seconds[:, None])
-
-    def _kept_bytes(self, key: int) -> Floats:
-        """Bytes that layers save, and of outputs, of a micro-batch; plain, selectively recomputed.
-
-        The axes are `[2, 2, layer]`. Layers before the first trained one keep nothing.
-        """
-        if key not in self._kept:
-            mode, micro, _ = self._of_key[key]
-            kept = self.clock.kept_bytes(self._table.modes[mode], micro)
-            kept[..., : self._space.graph.first_trained] = 0.0
-            self._kept[key] = kept
-        return self._kept[key]
+        return np.where(bytes_of_one == inf, inf, bytes_of_one * seconds[:, None])
 
     def _seconds_of_byte(self, key: int, *, selects: bool) -> float:
         """Seconds to recompute for each byte that this saves, at least."""
         if (key, selects) not in self._relief:
             mode, micro, sums = self._of_key[key]
             inner = slice(max(1, self._space.graph.first_trained), -1)
-            (plain, some), _ = self._kept_bytes(key)[..., inner]
+            plain, some = self._kept[key][1, :, inner]
             whole, selective = self.clock.recompute_seconds(
                 self._table.modes[mode], micro, accumulates=sums, selects=selects
             )[:, inner]
@@ -345,40 +267,6 @@ class ConfigBounds:
                 _FOREVER, float(each.min(initial=inf)), float(other.min(initial=inf))
             )
         return self._relief[key, selects]
-
-    @cached_property
-    def _parameters(self) -> Ints:
-        """Parameters, and trained ones, of all layers before each, `[2, layer + 1]`."""
-        kinds = self._space.graph.layer_kinds()
-        counts = [(0, 0), *((kind.parameter_count, kind.trained_count) for kind in kinds)]
-        return np.cumsum(counts, axis=0).T
-
-    def _pace(self, pipelines: Ints, configs: Ints) -> Floats:
-        """Factor by which the slowest host lengthens a step, `[item]`."""
-        devices = self._table.devices[configs] * pipelines
-        numbers, place = np.unique(devices, return_inverse=True)
-        factors = [self._space.machine.straggler_factor(int(count)) for count in numbers]
-        return np.asarray(np.array(factors)[place])
-
-    def _priced(self, configs: Ints, *, recomputes: bool = False) -> Ints:
-        """The key of each configuration, whose passes have been priced, `[config]`."""
-        keys = self._key[configs]
-        unknown = np.unique(keys[np.isnan(self._before[-1 if recomputes else 0, keys, 0])])
-        alike: dict[tuple[int, bool], list[int]] = {}
-        for key in unknown.tolist():
-            mode, _, sums = self._of_key[key]
-            alike.setdefault((mode, sums), []).append(key)
-        for (mode, sums), rows in alike.items():
-            seconds = self.clock.layer_seconds(
-                self._table.modes[mode],
-                [self._of_key[key][1] for key in rows],
-                accumulates=sums,
-                recomputes=recomputes,
-            )
-            seconds[3:, :, : self._space.graph.first_trained] = 0.0  # they have no backward pass
-            self._before[: len(seconds), rows, 0] = 0.0
-            self._before[: len(seconds), rows, 1:] = np.cumsum(seconds, axis=2)
-        return np.asarray(keys)
 
     def _fastest_products(self, precision: Precision) -> float:
         """FLOP/s of a matrix product at its best."""

@@ -8,9 +8,9 @@ from typing import Literal
 from windlass.cost import ArrayClock
 from windlass.planner.result import EvaluatedPlan, run_seconds
 from windlass.planner.search.best_first import BestFirst
-from windlass.planner.search.bounds import ConfigBounds, PhasePrices
+from windlass.planner.search.bounds import ConfigBounds
 from windlass.planner.search.evaluate import evaluate
-from windlass.planner.search.phase_search import search_phases
+from windlass.planner.search.phase_search import PhasePrices, PhaseSearch
 from windlass.planner.search.search_result import SearchResult, run_rank
 from windlass.planner.space.pins import broken_pins, excludes_phases
 from windlass.planner.space.plan_space import PlanSpace
@@ -74,6 +74,8 @@ class FastestPlans:
     """Plans that bounds did not rule out."""
     bounds: ConfigBounds
     """Lower bounds on all configurations of the space."""
+    phases: PhaseSearch
+    """The search for plans in phases."""
     findings: Findings
     """What this search has found, for others."""
 
@@ -88,7 +90,7 @@ def fastest_plans(
     budget_bytes: int,
     *,
     findings: Findings | None = None,
-    bounds: ConfigBounds | None = None,
+    known: FastestPlans | None = None,
     where: Literal["memory", "phases"] | None = None,
     most: int = 1,
     keeps_smallest: bool = False,
@@ -102,7 +104,7 @@ def fastest_plans(
         space: what is open.
         budget_bytes: device memory budget.
         findings: of other searches of the same model and machine; None makes new ones.
-        bounds: those of this space under another budget; None makes new ones.
+        known: those of this space under a larger budget; None searches anew.
         where: looks among plans without phases, or with them, only; None looks among all.
         most: plans without phases that are wanted, each proved the next fastest.
         keeps_smallest: whether the smallest plans are wanted where none fits without phases.
@@ -111,11 +113,13 @@ def fastest_plans(
     """
     request, result, evaluated = space.request, SearchResult(), 0
     findings, steps = findings or Findings(), request.train.steps
-    if bounds is None:
-        clock, phases = findings.prices(space)
-        bounds = ConfigBounds(space, clock, budget_bytes, phases)
-    known = findings.fitting(space, budget_bytes) if where is None else None
-    best = [] if known is None else [known]
+    if known is None:
+        clock, prices = findings.prices(space)
+        bounds, phases = ConfigBounds(space, clock, budget_bytes), PhaseSearch(space, prices)
+    else:
+        bounds, phases = known.bounds.with_budget(budget_bytes), known.phases
+    like = findings.fitting(space, budget_bytes) if where is None else None
+    best = [] if like is None else [like]
     search = BestFirst(space, budget_bytes, bounds)
     if request.phases in (None, 1) and where != "phases":
         result = search.search(most, below_seconds=_fastest(best, steps, below_seconds))
@@ -125,7 +129,7 @@ def fastest_plans(
         evaluated = result.priced
     below = _fastest(best, steps, below_seconds)
     if where == "phases" or (where is None and _tries_phases(space, found=below < inf)):
-        in_phases = search_phases(space, budget_bytes, search.bounds, below_seconds=below)
+        in_phases = phases.search(budget_bytes, bounds, below_seconds=below)
         best += in_phases.best
         evaluated += in_phases.evaluated
     best = sorted(dict(best).items(), key=lambda item: run_rank(item, steps))
@@ -135,7 +139,8 @@ def fastest_plans(
         best=tuple(best),
         in_memory=result,
         evaluated=evaluated,
-        bounds=search.bounds,
+        bounds=bounds,
+        phases=phases,
         findings=findings,
     )
 

@@ -1,7 +1,5 @@
 """Lower bounds on memory and time of plans in phases, without their programs."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -12,16 +10,13 @@ from windlass.planner.space.phase_table import PhaseTable, sums_before
 from windlass.program import (
     Instruction,
     InstructionKind,
-    PeerMap,
     TierTraffic,
     plan_layer_sizes,
     plan_state_sizes,
-    selective_layers,
     sparse_gradient_bytes,
-    stages_by_layer,
     tied_owner_layers,
 )
-from windlass.schema import GradientReach, Graph, Machine, Plan
+from windlass.schema import Graph, Machine, Plan
 
 
 class LayerState(NamedTuple):
@@ -166,73 +161,6 @@ class PhaseMemory:
         return np.asarray(staying)
 
 
-@dataclass(frozen=True, slots=True)
-class LayerPassTimes:
-    """Seconds of each layer's passes of one micro-batch, with their tensor-parallel collectives."""
-
-    forward: tuple[float, ...]
-    again: tuple[float, ...]
-    first: tuple[float, ...]
-    """Backward passes of the first micro-batch, which creates the gradients."""
-    backward: tuple[float, ...]
-    """Backward passes of each further micro-batch, which adds to them."""
-
-    @classmethod
-    def of(cls, plan: Plan, graph: Graph, machine: Machine) -> "LayerPassTimes":
-        """The passes of a plan; they do not depend on its phases."""
-        costs, peers = InstructionCosts(plan, graph, machine), PeerMap(plan, graph)
-        kinds = tuple(graph.layer_kinds())
-        known: dict[tuple[InstructionKind, int, str, GradientReach], float] = {}
-
-        def seconds(kind: InstructionKind, micro: int) -> Iterator[float]:
-            for layer in range(graph.layers):
-                each = Instruction(kind, layer, micro)
-                key = kind, micro, kinds[layer].name, graph.gradient_reach(layer)
-                if key not in known:
-                    exchange = (
-                        costs.communication_seconds(each) if peers.is_collective(each) else 0.0
-                    )
-                    known[key] = costs.terms(each).total + exchange
-                yield known[key]
-
-        return cls(
-            forward=tuple(seconds("forward", 1)),
-            again=tuple(seconds("recompute", 1)),
-            first=tuple(seconds("backward", 0)),
-            backward=tuple(seconds("backward", 1)),
-        )
-
-
-class PassTimes:
-    """Times of layers, priced once for all plans that differ in sharding, phases or recompute."""
-
-    def __init__(self, graph: Graph, machine: Machine) -> None:
-        self._graph, self._machine = graph, machine
-        self._known: dict[tuple[object, ...], LayerPassTimes] = {}
-        self._tied = [
-            (layer, owner)
-            for layer, owners in enumerate(tied_owner_layers(graph))
-            for owner in owners
-        ]
-
-    def of(self, plan: Plan) -> LayerPassTimes:
-        """The passes of a plan in phases."""
-        parallel, batch = plan.parallel, plan.batch
-        stages = () if parallel.pipeline == 1 else stages_by_layer(plan)
-        # Tensor-parallel ranks are neighbours, whatever the other degrees are.
-        is_tensor_only = not (parallel.context or parallel.expert or self._machine.stack)
-        key = (
-            parallel.tensor if is_tensor_only else parallel,
-            plan.precision, plan.compile, plan.loss, plan.attention,
-            batch.sequence, batch.micro, batch.accumulation > 1,
-            selective_layers(plan),
-            tuple(stages and stages[layer] == stages[owner] for layer, owner in self._tied),
-        )  # fmt: skip
-        if key not in self._known:
-            self._known[key] = LayerPassTimes.of(plan, self._graph, self._machine)
-        return self._known[key]
-
-
 class StateExchanges:
     """Least seconds for which replicas exchange weights and gradients of plans in phases.
 
@@ -313,28 +241,29 @@ class StateTransfers:
         """
         key = state_key(plan)
         if key not in self._known:
-            traffic = TierTraffic(plan, self._graph)
+            traffic, kinds = TierTraffic(plan, self._graph), tuple(self._graph.layer_kinds())
+            lasts = {kind.name: layer for layer, kind in enumerate(kinds)}
 
-            def seconds(kind: InstructionKind) -> Iterator[float]:
-                for layer, layer_kind in enumerate(self._graph.layer_kinds()):
+            def seconds(kind: InstructionKind) -> Floats:
+                times: dict[str, float] = {}
+                # The last layer of a kind is in the first phase only if all of them are.
+                for name, layer in lasts.items():
                     each = traffic.instruction_traffic(Instruction(kind, layer))
-                    moves = plan.defers_updates and layer_kind.trained_count
-                    yield sum(
+                    moves = plan.defers_updates and self._graph.kinds[name].trained_count
+                    times[name] = sum(
                         self._tiers[tier].transfer_seconds(*moved)
                         for tier, moved in (each.items() if moves else ())
                     )
+                return sums_before([times[each.name] for each in kinds])
 
-            self._known[key] = (
-                sums_before(tuple(seconds("update"))),
-                sums_before(tuple(seconds("offload_grads"))),
-            )
+            self._known[key] = seconds("update"), seconds("offload_grads")
         return self._known[key]
 
 
 def min_step_seconds(
     plan: Plan,
     table: PhaseTable,
-    times: LayerPassTimes,
+    times: Floats,
     exchanges: tuple[Floats, Floats, Floats],
     transfers: tuple[Floats, Floats],
     *,
@@ -350,18 +279,18 @@ def min_step_seconds(
     Args:
         plan: what the plans share.
         table: the plans.
-        times: their passes.
+        times: their passes, as of `ArrayClock.pass_seconds`.
         exchanges: what replicas exchange, as of `StateExchanges`.
         transfers: what is transferred, as of `StateTransfers`.
         overlap: whether that may overlap with passes.
     """
     row, begin, end, count = table.plan, table.begin, table.end, plan.batch.accumulation
-    forward, first, backward = map(sums_before, (times.forward, times.first, times.backward))
-    again = sums_before(np.where(table.recomputed, times.again, 0.0))
+    forward, _, first, backward = sums_before(times)
+    again = sums_before(np.where(table.recomputed, times[1], 0.0))
     onward = count * (forward[end] - forward[begin])
     back = first[end] - first[begin] + (count - 1) * (backward[end] - backward[begin])
     back += count * (again[row, end] - again[row, begin])
-    is_on_way = (end < table.stage_end) | (table.stage_end == len(times.forward))
+    is_on_way = (end < table.stage_end) | (table.stage_end == times.shape[1])
     is_on_way_back = (begin > table.stage_begin) | (table.stage_begin == 0)
     way = np.where(is_on_way, onward, 0.0) + np.where(is_on_way_back, back, 0.0)
     once, gathered_again, reductions = (sums[end] - sums[begin] for sums in exchanges)

@@ -18,18 +18,21 @@ from heapq import heapify, heappop, heappush
 from itertools import count
 from math import inf
 from operator import itemgetter
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 
 from windlass.cost import ArrayClock, Floats, predict_plan, predict_time
 from windlass.planner.result import EvaluatedPlan, with_budget
-from windlass.planner.search.bounds import CLOCK_ERROR, ConfigBounds
+from windlass.planner.search.bounds import ConfigBounds
+from windlass.planner.search.config_prices import CLOCK_ERROR
 from windlass.planner.search.evaluate import stage_peak_bytes
 from windlass.planner.search.phase_bounds import (
     LayerPasses,
     LayerState,
     PhaseMemory,
+    StateExchanges,
+    StateTransfers,
     min_step_seconds,
 )
 from windlass.planner.space.options import offload_tiers
@@ -62,34 +65,23 @@ class PhaseSearchResult(NamedTuple):
     """Number of plans that bounds or the simulator evaluated."""
 
 
-def search_phases(
-    space: PlanSpace, budget_bytes: int, bounds: ConfigBounds, *, below_seconds: float = inf
-) -> PhaseSearchResult:
-    """The fastest plan in phases that fits, of all of `phase_space`.
-
-    Args:
-        space: what is open; `request.phases` pins the phases of a stage.
-        budget_bytes: device memory budget.
-        bounds: what no configuration of the space is faster than.
-        below_seconds: seconds of a step of the fastest known plan, with its share of the
-            compilation; plans that cannot be faster are not examined.
-    """
-    search, steps = _PhaseSearch(space, budget_bytes, bounds), space.request.train.steps
-    evaluated: list[tuple[float, int, EvaluatedPlan]] = []
-    for short in search.fitting(below_seconds):
-        prediction = with_budget(short.predict_full(), budget_bytes)
-        seconds = prediction.step_seconds + prediction.compile_seconds / steps
-        evaluated.append((seconds, len(evaluated), (short.plan, prediction)))
-        search.best_seconds = min(search.best_seconds, seconds)
-    found = sorted(evaluated, key=itemgetter(0, 1))
-    return PhaseSearchResult(tuple(each for _, _, each in found), search.examined)
-
-
 def may_fit_in_phases(space: PlanSpace, budget_bytes: int) -> bool:
     """Whether some plan in phases may fit, as far as short programs tell."""
     clock = ArrayClock(space.base, space.graph, space.machine)
-    search = _PhaseSearch(space, budget_bytes, ConfigBounds(space, clock, budget_bytes))
-    return next(search.fitting(inf), None) is not None
+    bounds = ConfigBounds(space, clock, budget_bytes)
+    return next(PhaseSearch(space).fitting(budget_bytes, bounds, inf), None) is not None
+
+
+class PhasePrices(NamedTuple):
+    """Seconds of what plans in phases do beside their passes, on any number of micro-batches."""
+
+    exchanges: StateExchanges
+    transfers: StateTransfers
+
+    @classmethod
+    def of(cls, graph: Graph, machine: Machine) -> Self:
+        """Prices of a model's plans on a machine, of which none is known yet."""
+        return cls(StateExchanges(graph, machine), StateTransfers(graph, machine))
 
 
 class _Shape(NamedTuple):
@@ -99,32 +91,62 @@ class _Shape(NamedTuple):
     config: int
 
 
-class _PhaseSearch:
+class PhaseSearch:
     """A queue of plans in phases by what none of them is faster than.
 
+    A search under another budget knows all plans that one before has looked at.
+
     Args:
-        space: what is open.
-        budget_bytes: device memory budget.
-        bounds: what no configuration of the space is faster than.
+        space: what is open; `request.phases` pins the phases of a stage.
+        prices: of plans of the same model and machine; None makes new ones.
     """
 
-    def __init__(self, space: PlanSpace, budget_bytes: int, bounds: ConfigBounds) -> None:
-        self._space, self._budget_bytes, self._bounds = space, budget_bytes, bounds
-        self._state = OffloadedState(space)
-        self._sizes = PhaseSizes(space, budget_bytes, self._state)
-        self._times, self._exchanges, self._transfers = bounds.phases
+    def __init__(self, space: PlanSpace, prices: PhasePrices | None = None) -> None:
+        self._space, self._state = space, OffloadedState(space)
+        self._sizes = PhaseSizes(space, self._state)
+        prices = prices or PhasePrices.of(space.graph, space.machine)
+        self._exchanges, self._transfers = prices
+        self._bases: dict[_Shape, tuple[Plan, ...]] = {}
+        self._seconds: dict[tuple[_Shape, int], Floats] = {}
+        self._short: dict[Plan, TruncatedPlan] = {}
         self.best_seconds = inf
         """Seconds of a step of the fastest known plan; set it when one is found."""
         self.examined = 0
         """Plans that fit by the sizes of their layers."""
 
-    def fitting(self, below_seconds: float) -> Iterator["TruncatedPlan"]:
+    def search(
+        self, budget_bytes: int, bounds: ConfigBounds, *, below_seconds: float = inf
+    ) -> PhaseSearchResult:
+        """The fastest plan in phases that fits, of all of `phase_space`.
+
+        Args:
+            budget_bytes: device memory budget.
+            bounds: what no configuration of the space is faster than.
+            below_seconds: seconds of a step of the fastest known plan, with its share of the
+                compilation; plans that cannot be faster are not examined.
+        """
+        steps = self._space.request.train.steps
+        evaluated: list[tuple[float, int, EvaluatedPlan]] = []
+        for short in self.fitting(budget_bytes, bounds, below_seconds):
+            prediction = with_budget(short.prediction, budget_bytes)
+            seconds = prediction.step_seconds + prediction.compile_seconds / steps
+            evaluated.append((seconds, len(evaluated), (short.plan, prediction)))
+            self.best_seconds = min(self.best_seconds, seconds)
+        found = sorted(evaluated, key=itemgetter(0, 1))
+        return PhaseSearchResult(tuple(each for _, _, each in found), self.examined)
+
+    def fitting(
+        self, budget_bytes: int, bounds: ConfigBounds, below_seconds: float
+    ) -> Iterator["TruncatedPlan"]:
         """Plans that fit by their programs and may be faster than any before, quickest bound first.
 
         Args:
+            budget_bytes: device memory budget.
+            bounds: what no configuration of the space is faster than.
             below_seconds: seconds of a step that is known; no slower plan is looked for.
         """
-        self.best_seconds, order = below_seconds, count()
+        self._budget_bytes, self._bounds = budget_bytes, bounds
+        self.best_seconds, self.examined, order = below_seconds, 0, count()
         waiting: list[tuple[float, int, _Shape | Plan | TruncatedPlan]]
         waiting = [(seconds, next(order), shape) for seconds, shape in self._shapes()]
         heapify(waiting)
@@ -162,11 +184,13 @@ class _PhaseSearch:
         """Plans that fit by layer sizes alone and may be fastest, with bounds on their steps."""
         graph, machine = self._space.graph, self._space.machine
         nearest, bounds = offload_tiers(machine)[0].name, self._bounds
-        passes = bounds.phase_stages(shape.pipeline, np.array([shape.config]))[0]
+        passes = bounds.phase_stages(shape.pipeline, np.array([shape.config]))[1][0]
         even = bounds.spanning_passes(shape.pipeline, np.array([shape.config]))[0]
         begins = np.array(self._space.chunk_bounds(shape.pipeline))
-        turns = bounds.turns(shape.pipeline)
-        for base in plans_of(self._space, *shape):
+        _, turns = bounds.turns(shape.pipeline)
+        if shape not in self._bases:
+            self._bases[shape] = tuple(plans_of(self._space, *shape))
+        for index, base in enumerate(self._bases[shape]):
             offloaded = with_state_on(base, nearest, activations=False)
             once, again, alone = self._exchanges.of(offloaded)
             if base.parallel.schedule == "interleaved":
@@ -181,10 +205,12 @@ class _PhaseSearch:
             table = self._state.table_with_room(base)
             if table is None:
                 continue
-            plan = with_chunks(offloaded, table.stages[0])
-            seconds = self._least_seconds(plan, table)
+            plan, key = with_chunks(offloaded, table.stages[0]), (shape, index)
+            if key not in self._seconds:
+                self._seconds[key] = self._least_seconds(plan, table)
+            seconds = self._seconds[key]
             near = np.flatnonzero(seconds < self.best_seconds).tolist()
-            places = self._sizes.places(base, table) if near else []
+            places = self._sizes.places(base, table, self._budget_bytes) if near else []
             rows = [row for row in near if places[row]]
             if rows and not plan_errors(plan, graph, machine):
                 for row in rows:
@@ -195,7 +221,7 @@ class _PhaseSearch:
         return min_step_seconds(
             plan,
             table,
-            self._times.of(plan),
+            self._bounds.clock.pass_seconds(plan),
             self._exchanges.of(plan),
             self._transfers.of(plan),
             overlap=self._transfers.overlap,
@@ -209,9 +235,9 @@ class _PhaseSearch:
         """
         graph, machine = self._space.graph, self._space.machine
         table = PhaseTable.of(plan, (plan.stages,), graph)
-        for tier, activations in self._sizes.places(plan, table)[0]:
+        for tier, activations in self._sizes.places(plan, table, self._budget_bytes)[0]:
             offloaded = with_state_on(plan, tier.name, activations=activations)
-            short = TruncatedPlan(offloaded, graph, machine)
+            short = self._short.setdefault(offloaded, TruncatedPlan(offloaded, graph, machine))
             if (
                 not plan_errors(offloaded, graph, machine)
                 and short.peak_bytes <= self._budget_bytes
@@ -224,12 +250,11 @@ class PhaseSizes:
 
     Args:
         space: the plan space.
-        budget_bytes: device memory budget.
         state: bytes of state in offload tiers.
     """
 
-    def __init__(self, space: PlanSpace, budget_bytes: int, state: OffloadedState) -> None:
-        self._space, self._budget_bytes, self._state = space, budget_bytes, state
+    def __init__(self, space: PlanSpace, state: OffloadedState) -> None:
+        self._space, self._state = space, state
         self._layer_state: dict[tuple[object, ...], LayerState] = {}
         self._layer_passes: dict[tuple[object, ...], LayerPasses] = {}
         self._fullest_layer: dict[tuple[object, ...], int] = {}
@@ -241,7 +266,9 @@ class PhaseSizes:
             self._fullest_layer[key] = self.memory(base).of_fullest_layer()
         return self._fullest_layer[key] + self._process_bytes(base)
 
-    def places(self, base: Plan, table: PhaseTable) -> list[list[tuple[Tier, bool]]]:
+    def places(
+        self, base: Plan, table: PhaseTable, budget_bytes: int
+    ) -> list[list[tuple[Tier, bool]]]:
         """Where each plan fits: its nearest tier, and whether activations are there too, `[plan]`.
 
         Places without activations come first.
@@ -250,7 +277,7 @@ class PhaseSizes:
         found: list[list[tuple[Tier, bool]]] = [[] for _ in table.stages]
         for activations in (False, True):
             least = memory.of_fullest_stage(table, offloads_activations=activations)
-            waiting = least + self._process_bytes(base) <= self._budget_bytes
+            waiting = least + self._process_bytes(base) <= budget_bytes
             outputs = memory.offloaded_outputs(table) if activations else None
             for tier in tiers if waiting.any() else ():
                 needed = self._state.fullest_bytes(base, table, tier, outputs)
@@ -352,7 +379,8 @@ class TruncatedPlan:
         plan = self._with_accumulation(accumulation)
         return predict_time(plan, self.graph, self.machine, programs).step_seconds
 
-    def predict_full(self) -> Prediction:
+    @cached_property
+    def prediction(self) -> Prediction:
         """Prediction of the full plan."""
         programs = lower(self.plan, self.graph)
         return predict_plan(self.plan, self.graph, self.machine, programs)
