@@ -160,9 +160,12 @@ def test_no_lower_bound_exceeds_its_plan(seed: int):
         passes = ArrayClock(plan, graph, on).pass_seconds(plan)
         exchanges = StateExchanges(graph, on).of(plan)
         transfers = StateTransfers(graph, on)
+        tier = offload_tiers(on)[0]
+        both_ways = tier.transfer_seconds(1, 0) + tier.transfer_seconds(0, 1)
         least_seconds = min_step_seconds(
-            plan, table, passes, exchanges, transfers.of(plan), overlap=transfers.overlap
-        )
+            plan, table, passes, exchanges, transfers.of(plan), overlap=transfers.overlap,
+            outputs=memory.offloaded_outputs(table) * both_ways if outputs else None,
+        )  # fmt: skip
         assert (least_seconds <= seconds).all(), plan
         assert short.peak_bytes == budget, plan
         assert short.step_seconds <= seconds, plan

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from windlass.cost import Floats, InstructionCosts, Ints
+from windlass.cost import Bools, Floats, InstructionCosts, Ints
 from windlass.planner.space.phase_space import state_key
 from windlass.planner.space.phase_table import PhaseTable, sums_before
 from windlass.program import (
@@ -175,9 +175,7 @@ class StateExchanges:
 
     def __init__(self, graph: Graph, machine: Machine) -> None:
         self._graph, self._machine = graph, machine
-        owners = (owner for owners in tied_owner_layers(graph) for owner in owners)
-        self._again = np.ones(graph.layers, dtype=bool)
-        self._again[[*range(graph.first_trained), *owners]] = False
+        self._again = _surely_fetched_again(graph)
         self._known: dict[tuple[object, ...], tuple[Floats, Floats, Floats]] = {}
 
     def of(self, plan: Plan) -> tuple[Floats, Floats, Floats]:
@@ -215,11 +213,23 @@ class StateExchanges:
         return np.array([known[kind.name] for kind in self._graph.layer_kinds()]).T
 
 
+def _surely_fetched_again(graph: Graph) -> Bools:
+    """Whether weights come again before a phase runs backward that is not the last, `[layer]`.
+
+    Those of layers without a backward pass need not, and tied ones may have stayed.
+    """
+    again = np.arange(graph.layers) >= graph.first_trained
+    again[[owner for owners in tied_owner_layers(graph) for owner in owners]] = False
+    return again
+
+
 class StateTransfers:
-    """Least seconds for which the state of layers outside a stage's first phase is transferred.
+    """Least seconds for which the state of layers is transferred.
 
     With clipped gradients a layer's update waits for the next step, in which all updates come
-    before any backward pass; the gradients leave before their norm is known. All pass one queue.
+    before any backward pass; the gradients leave before their norm is known. Layers outside a
+    stage's first phase do so, and the weights of all outside its last come before they run
+    backward. All pass one queue.
 
     Args:
         graph: the graph that the plans partition.
@@ -229,17 +239,18 @@ class StateTransfers:
     def __init__(self, graph: Graph, machine: Machine) -> None:
         self._graph = graph
         self._tiers = {tier.name: tier for tier in machine.device.tiers}
-        self._known: dict[tuple[object, ...], tuple[Floats, Floats]] = {}
+        self._again = _surely_fetched_again(graph)
+        self._known: dict[tuple[object, ...], tuple[Floats, Floats, Floats]] = {}
         self.overlap = machine.overlaps_transfers
         """Whether a device computes while it transfers."""
 
-    def of(self, plan: Plan) -> tuple[Floats, Floats]:
-        """Seconds of updates, and of gradients, of all layers before each, `[layer + 1]`.
+    def of(self, plan: Plan) -> tuple[Floats, Floats, Floats]:
+        """Seconds of updates, of gradients and of weights of all layers before each.
 
         Args:
-            plan: what the plans share, offloaded to the tier that transfers fastest.
+            plan: what the plans share, offloaded to a tier.
         """
-        key = state_key(plan)
+        key = *state_key(plan), plan.offload.parameters
         if key not in self._known:
             traffic, kinds = TierTraffic(plan, self._graph), tuple(self._graph.layer_kinds())
             lasts = {kind.name: layer for layer, kind in enumerate(kinds)}
@@ -256,7 +267,8 @@ class StateTransfers:
                     )
                 return sums_before([times[each.name] for each in kinds])
 
-            self._known[key] = seconds("update"), seconds("offload_grads")
+            weights = np.where(self._again, np.diff(seconds("prefetch_weights")), 0.0)
+            self._known[key] = seconds("update"), seconds("offload_grads"), sums_before(weights)
         return self._known[key]
 
 
@@ -265,9 +277,10 @@ def min_step_seconds(
     table: PhaseTable,
     times: Floats,
     exchanges: tuple[Floats, Floats, Floats],
-    transfers: tuple[Floats, Floats],
+    transfers: tuple[Floats, Floats, Floats],
     *,
     overlap: bool,
+    outputs: Floats | None = None,
 ) -> Floats:
     """Least seconds of a step: one way through all stages, or the passes of its slowest, `[plan]`.
 
@@ -283,6 +296,8 @@ def min_step_seconds(
         exchanges: what replicas exchange, as of `StateExchanges`.
         transfers: what is transferred, as of `StateTransfers`.
         overlap: whether that may overlap with passes.
+        outputs: seconds in which activations are offloaded and come back, `[phase]`; None means
+            that they stay.
     """
     row, begin, end, count = table.plan, table.begin, table.end, plan.batch.accumulation
     forward, _, first, backward = sums_before(times)
@@ -300,12 +315,13 @@ def min_step_seconds(
     first_chunk = table.stays & (begin == table.stage_begin) & (end == table.stage_end)
     fill = table.by_device(np.where(first_chunk, one_way, 0.0))
     stages += np.cumsum(fill, axis=1) - fill
-    updates, gradients = (
-        table.by_device(np.where(table.stays, 0.0, sums[end] - sums[begin])) for sums in transfers
-    )
+    updates, gradients, weights = (sums[end] - sums[begin] for sums in transfers)
+    moved = np.where(table.stays, 0.0, updates + gradients) + np.where(table.turns, 0.0, weights)
+    moving = table.by_device(moved if outputs is None else moved + outputs)
     if overlap:
-        stages = np.maximum(stages, updates + np.maximum(gradients, table.by_device(back)))
+        late = table.by_device(np.where(table.stays, 0.0, updates) + back)
+        stages = np.maximum(np.maximum(stages, late), moving)
     else:
-        stages += updates + gradients
+        stages += moving
     stages = np.maximum(stages, table.by_device(reductions))
     return np.asarray(np.maximum(np.bincount(row, way, len(table.stages)), stages.max(axis=1)))

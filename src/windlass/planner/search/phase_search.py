@@ -216,8 +216,10 @@ class PhaseSearch:
                 for row in rows:
                     yield float(seconds[row]), with_chunks(offloaded, table.stages[row])
 
-    def _least_seconds(self, plan: Plan, table: PhaseTable) -> Floats:
-        """Least seconds of a step, `[plan]`."""
+    def _least_seconds(
+        self, plan: Plan, table: PhaseTable, outputs: Floats | None = None
+    ) -> Floats:
+        """Least seconds of a step, `[plan]`; `outputs` as of `min_step_seconds`."""
         return min_step_seconds(
             plan,
             table,
@@ -225,6 +227,7 @@ class PhaseSearch:
             self._exchanges.of(plan),
             self._transfers.of(plan),
             overlap=self._transfers.overlap,
+            outputs=outputs,
         )
 
     def _with_offload_tiers(self, plan: Plan) -> Iterator["TruncatedPlan"]:
@@ -236,7 +239,13 @@ class PhaseSearch:
         graph, machine = self._space.graph, self._space.machine
         table = PhaseTable.of(plan, (plan.stages,), graph)
         for tier, activations in self._sizes.places(plan, table, self._budget_bytes)[0]:
-            offloaded = with_state_on(plan, tier.name, activations=activations)
+            offloaded, outputs = with_state_on(plan, tier.name, activations=activations), None
+            if activations:
+                nbytes = self._sizes.memory(plan).offloaded_outputs(table)
+                both_ways = tier.transfer_seconds(1, 0) + tier.transfer_seconds(0, 1)
+                outputs = np.asarray(nbytes * both_ways, dtype=np.float64)
+            if self._least_seconds(offloaded, table, outputs)[0] >= self.best_seconds:
+                continue
             short = self._short.setdefault(offloaded, TruncatedPlan(offloaded, graph, machine))
             if (
                 not plan_errors(offloaded, graph, machine)
