@@ -179,12 +179,13 @@ def op_collectives(ops: Iterable[Op], plan: Plan) -> Iterator[PassCollective]:
     return (pass_collective(op.collective, plan) for op in ops if op.collective is not None)
 
 
-def pass_collective(collective: Collective, plan: Plan) -> PassCollective:
-    """One collective under a plan."""
+def pass_collective(collective: Collective, plan: Plan, micro: int | None = None) -> PassCollective:
+    """One collective under a plan; of another micro-batch size if one is given."""
     kind, buffer, axis = collective
     has_whole = plan.stack is not None and axis != "context"
-    micro = plan.batch.micro if has_whole else micro_of_rank(plan)
-    nbytes = round(buffer.at(micro, plan.batch.sequence))
+    micro = plan.batch.micro if micro is None else micro
+    part = micro if has_whole else micro / (plan.parallel.context or 1)
+    nbytes = round(buffer.at(part, plan.batch.sequence))
     return PassCollective(kind, axis, collective_bytes(kind, nbytes, collective_ranks(plan, axis)))
 
 

@@ -47,6 +47,7 @@ from windlass.schema import (
     DEVICE_TIER,
     PRECISION_BYTES,
     Batch,
+    Collective,
     Device,
     GradientReach,
     Graph,
@@ -104,9 +105,9 @@ class LayerPrices:
         self._passes: dict[tuple[LayerConfig, ExchangeKey | None, PassWay], dict[int, Floats]] = {}
         self._alone: dict[tuple[LayerConfig, PassWay], dict[int, tuple[Floats, Floats]]] = {}
         self._added: dict[tuple[object, ...], tuple[float, float]] = {}
-        self._tables: Callable[[LayerConfig, PassWay], tuple[list[LayerPass], PassPrices]] = cache(
-            self._table
-        )
+        self._tables: Callable[
+            [LayerConfig, PassWay], tuple[list[Counter[Collective]], PassPrices]
+        ] = cache(self._table)
         self._devices = {
             offloads: machine.device.effective(offloads=offloads) for offloads in (False, True)
         }
@@ -243,14 +244,17 @@ class LayerPrices:
         )
         return work, host
 
-    def _table(self, config: LayerConfig, way: PassWay) -> tuple[list[LayerPass], PassPrices]:
-        """A pass of all columns, and its prices."""
+    def _table(
+        self, config: LayerConfig, way: PassWay
+    ) -> tuple[list[Counter[Collective]], PassPrices]:
+        """The collectives of a pass of all columns, and its prices."""
         passes = []
         for layer, each in zip(self.layers, self.kinds(config, config.loss), strict=True):
             cost = self.cost(config, each, selective=way.selective)
             ops = pass_ops(way.kind, each, cost, reach=self._graph.gradient_reach(layer))
             passes.append(LayerPass(ops, cost, backward="backward" in way.kind))
-        return passes, PassPrices(passes, self._rates(config), tensor=int(config.tensor))
+        sent = [Counter(op.collective for op in run.ops if op.collective) for run in passes]
+        return sent, PassPrices(passes, self._rates(config), tensor=int(config.tensor))
 
     def cost(self, config: LayerConfig, kind: LayerKind, *, selective: bool) -> LayerCost:
         """The cost of a layer; the plain one if it has none that is recomputed selectively."""
@@ -267,8 +271,9 @@ class LayerPrices:
     ) -> tuple[Floats, Floats]:
         """Seconds of collectives and of gathers of a pass, `[column, micro]`."""
         data, parameters, accumulates, pipeline = exchange
-        plans = [
-            self.plan(
+
+        def plan(micro: int) -> Plan:
+            return self.plan(
                 config,
                 micro=micro,
                 data=data,
@@ -276,23 +281,26 @@ class LayerPrices:
                 accumulates=accumulates,
                 pipeline=pipeline,
             )
-            for micro in micros
-        ]
-        costs = CommunicationCosts(plans[0], self._graph, self._machine)
-        passes, _ = self._tables(config._replace(reshard=None, optimizer_tier=DEVICE_TIER), way)
-        sent = np.zeros((len(passes), len(micros)))
-        for column, run in enumerate(passes):
-            for collective, times in Counter(op.collective for op in run.ops).items():
-                if collective is None:
-                    continue
-                nbytes = np.array([pass_collective(collective, each).sent_bytes for each in plans])
+
+        first = plan(micros[0])
+        costs = CommunicationCosts(first, self._graph, self._machine)
+        collectives, _ = self._tables(
+            config._replace(reshard=None, optimizer_tier=DEVICE_TIER), way
+        )
+        sent = np.zeros((len(collectives), len(micros)))
+        for column, counts in enumerate(collectives):
+            for collective, times in counts.items():
+                nbytes = np.array(
+                    [pass_collective(collective, first, each).sent_bytes for each in micros]
+                )
                 if nbytes.any():
                     one, fixed = costs.pass_collective_cost(collective.kind, collective.axis)
                     sent[column] += times * np.where(nbytes > 0, nbytes * one + fixed, 0.0)
         if not config.reshard and (config.context is None or self._machine.stack is None):
             return sent, np.zeros_like(sent)
         gathers = [
-            CommunicationCosts(plan, self._graph, self._machine).gather_seconds for plan in plans
+            CommunicationCosts(plan(micro), self._graph, self._machine).gather_seconds
+            for micro in micros
         ]
         return sent, np.array(
             [

@@ -156,10 +156,7 @@ class BestFirst:
             first, rest = self._next(knows_plan=knows_plan).split(self._limit)
             self._push(rest)
             for group in self._levels[first.level](first, result):
-                fits = np.isfinite(group.bounds)
-                if not fits.all():
-                    self._too_full.append(group.select(~fits))
-                self._push(group.select(fits & (group.bounds <= self._limit)))
+                self._push(group.select((group.bounds <= self._limit) & (group.bounds < inf)))
             if len(result.fitting) >= most:
                 result.fitting.sort(key=itemgetter(0))
                 slowest = result.fitting[most - 1][0] * (1 + within + _EQUAL)
@@ -222,15 +219,18 @@ class BestFirst:
             seconds = self.bounds.passes(group.pipelines, group.items) * (1 - CLOCK_ERROR)
             yield replace(group, level="passes", bounds=np.maximum(group.bounds, seconds))
 
-    def _by_stages(self, group: _Group, _: SearchResult) -> Iterator[_Group]:
+    def _by_stages(self, whole: _Group, _: SearchResult) -> Iterator[_Group]:
         """The configurations under each schedule of each number of stages."""
-        for pipeline in np.unique(group.pipelines).tolist():
-            configs = group.items[group.pipelines == pipeline]
+        for pipeline in np.unique(whole.pipelines).tolist():
+            configs = whole.items[whole.pipelines == pipeline]
             for option in self.space.options(pipeline):
                 legal = self.space.legal(option, configs)
                 if legal.size:
                     seconds = self.bounds.stages(option, legal, self._limit) * (1 - CLOCK_ERROR)
-                    yield _Group(level="stages", bounds=seconds, items=legal, option=option)
+                    group = _Group(level="stages", bounds=seconds, items=legal, option=option)
+                    if np.isinf(seconds).any():
+                        self._too_full.append(group.select(np.isinf(seconds)))
+                    yield group
 
     def _with_most_sharing(self, group: _Group, result: SearchResult) -> Iterator[_Group]:
         """The configurations with the recompute that they need even if replicas share all state."""
@@ -239,6 +239,8 @@ class BestFirst:
             for item, bound in zip(config.tolist(), bounds.tolist(), strict=True):
                 least[item] = min(least[item], bound)
         bounds = np.array(list(least.values()))
+        if group.option is not None:
+            self.bounds.drop(group.option, group.items[bounds == inf])
         yield replace(group, level="sharing", bounds=bounds)
 
     def _in_memory(self, group: _Group, result: SearchResult) -> Iterator[_Group]:

@@ -33,6 +33,7 @@ class ConfigBounds(ConfigPrices):
         super().__init__(space, clock, budget_bytes)
         self._relief: dict[tuple[int, bool], float] = {}
         self._products = cache(self._product_seconds)
+        self._stage_table = cache(self._find_stage_table)
         self.turns, self._spanning_turn = cache(self._find_turns), cache(self._find_spanning_turn)
 
     def products(self, pipelines: Ints) -> Floats:
@@ -195,6 +196,8 @@ class ConfigBounds(ConfigPrices):
         near = np.flatnonzero(seconds.max(axis=1) * pace <= below_seconds)
         if self.budget_bytes is not None and near.size:
             seconds[near] += times[near] * self._recompute_seconds(option, configs[near])
+        if dropped := self._dropped.get(option):
+            seconds[np.isin(configs, list(dropped))] = inf
         return np.asarray(seconds.max(axis=1) * pace)
 
     def _recompute_seconds(self, option: PipelineOption, configs: Ints) -> Floats:
@@ -206,50 +209,56 @@ class ConfigBounds(ConfigPrices):
         where a stage does not fit even if it recomputes all of them.
         """
         keys, place = np.unique(self._key[configs], return_inverse=True)
-        bounds = np.array(self._space.chunk_bounds(option.pipeline * option.virtual_stages))
-        turns = option.virtual_stages, option.pipeline
+        bounds, own, share = self._stage_table(option.pipeline, option.virtual_stages)
+        turns, last = (option.virtual_stages, option.pipeline), bounds[1:] - 1
         sizes = self._bytes_of_pass(keys)
-        (output, saved, peak, _), last = np.moveaxis(sizes[:, :, 0], 1, 0), bounds[1:] - 1
+        output, saved, peak, _ = np.moveaxis(sizes[:, :, 0], 1, 0)
         chunks = np.add.reduceat(output + saved, bounds[:-1], axis=1)
         chunks -= output[:, last]  # it leaves with the pass
         inner = saved.copy()
         inner[:, [0, -1]] = 0.0
         saving = np.add.reduceat(inner, bounds[:-1], axis=1)
         # The last layer of a chunk is the first to run backward, and saves all again before that.
-        running = np.where(inner[:, last] > 0, (saved + peak)[:, last], peak[:, last])
-        some = sizes[:, 1:3, 1].sum(axis=1)[:, last]
-        running = np.minimum(running, np.where(inner[:, last] > 0, some, np.inf))
-        running = running.reshape(-1, *turns).min(axis=1)
+        running, some = (sizes[:, 1:3, at].sum(axis=1)[:, last] for at in (0, 1))
+        running = np.where(inner[:, last] > 0, np.minimum(running, some), peak[:, last])
+        running = running.reshape(-1, *turns).min(axis=1)[place]
         process, whole, state = self._bytes_of_state(configs)
-        own = np.diff(self._parameters[:, bounds]).reshape(2, *turns).sum(axis=1)
         always = process[:, None] + whole[:, :1] * own[0] + state[:, None] * own[1]
-        able = np.minimum(bounds[1:], bounds[-1] - 1) - np.maximum(bounds[:-1], 1)
-        able = np.maximum(able, 0).reshape(turns)
-        share = able.max(axis=0) / np.maximum(able.sum(axis=0), 1)
-        alike = len(np.unique(self.clock.columns[1:-1])) == 1
         microbatches, row = np.unique(self._table.accumulation[configs], return_inverse=True)
         shapes = (
             PipelineShape(option.schedule, *turns[::-1], each) for each in microbatches.tolist()
         )
         waiting = np.array([waiting_microbatches(each) for each in shapes])
         waiting = waiting.reshape(len(microbatches), 2, *turns)
+        alike = len(np.unique(self.clock.columns[1:-1])) == 1
         most = waiting.sum(axis=2) * share if alike else waiting.max(axis=2)
-        bytes_of_one = np.zeros((len(configs), option.pipeline))
+        over, never = np.zeros((2, len(configs), option.pipeline))
         for at, gradients in enumerate((0.0, whole[:, 1:] * own[1])):
             held, least = (
                 (waiting[row, at] * each[place].reshape(-1, *turns)).sum(axis=1)
                 for each in (chunks, chunks - saving)
             )
             room = (self.budget_bytes or 0) / (1 - CLOCK_ERROR) - always - gradients
-            over = np.maximum(held - room, 0.0) / np.maximum(most[row, at], 1e-9)
-            over[least + running[place] * (waiting[row, at].sum(axis=1) > 0) > room] = inf
-            bytes_of_one = np.maximum(bytes_of_one, over)
+            over = np.maximum(over, (held - room) / np.maximum(most[row, at], 1e-9))
+            never[least + np.where(waiting[row, at].any(axis=1), running, 0.0) > room] = inf
         seconds = np.zeros(len(configs))
-        for item in np.flatnonzero(bytes_of_one.any(axis=1)).tolist():
+        for item in np.flatnonzero(over.any(axis=1)).tolist():
             mode = self._table.modes[self._table.mode[configs[item]]]
             selects = "selective" in self._space.recomputes(option, mode)
             seconds[item] = self._seconds_of_byte(int(keys[place[item]]), selects=selects)
-        return np.where(bytes_of_one == inf, inf, bytes_of_one * seconds[:, None])
+        return over * seconds[:, None] + never
+
+    def _find_stage_table(self, pipeline: int, virtual_stages: int) -> tuple[Ints, Ints, Floats]:
+        """First layer of each chunk; parameters of stages; a chunk's share of what can recompute.
+
+        Parameters, and trained ones, are `[2, stage]`; the share is at most, `[stage]`.
+        """
+        bounds = np.array(self._space.chunk_bounds(pipeline * virtual_stages))
+        turns = virtual_stages, pipeline
+        own = np.diff(self._parameters[:, bounds]).reshape(2, *turns).sum(axis=1)
+        able = np.minimum(bounds[1:], bounds[-1] - 1) - np.maximum(bounds[:-1], 1)
+        able = np.maximum(able, 0).reshape(turns)
+        return bounds, own, able.max(axis=0) / np.maximum(able.sum(axis=0), 1)
 
     def _seconds_of_byte(self, key: int, *, selects: bool) -> float:
         """Seconds to recompute for each byte that this saves, at least."""

@@ -8,7 +8,7 @@ from typing import Self
 import numpy as np
 
 from windlass.cost import ArrayClock, Floats, Ints
-from windlass.planner.space.plan_space import PlanSpace
+from windlass.planner.space.plan_space import PipelineOption, PlanSpace
 from windlass.schema import DEVICE_TIER
 
 _ANY_SHARDS = 2
@@ -34,6 +34,7 @@ class ConfigPrices:
         counts = space.machine.stack is None and space.minimizes_recompute
         self.budget_bytes = budget_bytes if counts else None
         self._kept: dict[int, Floats] = {}
+        self._dropped: dict[PipelineOption, set[int]] = {}
         micros, micro = np.unique(self._table.micro, return_inverse=True)
         sums = self._table.accumulation > 1
         keys = (self._table.mode * len(micros) + micro) * 2 + sums
@@ -50,10 +51,14 @@ class ConfigPrices:
         additions of gradients and full recompute, `[4, key, layer]`."""
 
     def with_budget(self, budget_bytes: int) -> Self:
-        """The bounds under another budget, which know all prices that these have found."""
+        """The bounds under a smaller budget, which know all that these have found."""
         other = copy(self)
         other.budget_bytes = None if self.budget_bytes is None else budget_bytes
         return other
+
+    def drop(self, option: PipelineOption, configs: Ints) -> None:
+        """Notes configurations that do not fit under an option, nor will with less memory."""
+        self._dropped.setdefault(option, set()).update(configs.tolist())
 
     def _priced(self, configs: Ints, *, recomputes: bool = False) -> Ints:
         """The key of each configuration, whose passes have been priced, `[config]`."""
