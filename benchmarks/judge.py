@@ -38,9 +38,9 @@ from judge_faults import (
 )
 from results import append_row
 from windlass.api import LiveJudge, Planned, plan, train
-from windlass.api.judging.gather import gather_evidence
-from windlass.api.judging.history import read_history
 from windlass.judge import Curve, Evidence, RankTimes, Verdict, judge
+from windlass.judging.gather import gather_evidence
+from windlass.judging.history import read_history
 from windlass.record import annotate
 
 STEPS, FAULT_STEP = 100, 41

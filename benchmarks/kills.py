@@ -72,7 +72,7 @@ KINDS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 _KILLS_OF_ONE_RUN = 5
 _LONGEST_SECONDS = 300.0
-_IMPORTED = ("windlass.cli.commands.train", "windlass.api.training.run", "windlass.runtime.train")
+_IMPORTED = ("windlass.cli.commands.train", "windlass.training.run", "windlass.runtime.train")
 _STOPS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 
 

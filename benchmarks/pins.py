@@ -12,9 +12,9 @@ import random
 import sys
 import time
 
-from windlass.api.objects import NO_OBJECTS
-from windlass.api.plan import make_request, plan_request
 from windlass.errors import WindlassError
+from windlass.jobs.objects import NO_OBJECTS
+from windlass.jobs.planned import make_request, plan_request
 
 ROWS: tuple[tuple[str, str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("gpt2-1.5b", "ipu-pod16", ("train.batch=256",),

@@ -12,7 +12,7 @@ import time
 
 from results import append_row
 from windlass import api
-from windlass.api.model_graph import capture_open_tensor_degrees
+from windlass.jobs.model_graph import capture_open_tensor_degrees
 from windlass.planner import choose_plan, resolve_defaults
 from windlass.planner.search.best_first import BestFirst
 from windlass.planner.search.fastest import fastest_plans

@@ -7,9 +7,9 @@ import torch
 
 from factories import catalog_graph, tiny_graph
 from windlass import api
-from windlass.api.machines import EVERY_PART, attention_parts, needed_parts
-from windlass.api.plan import make_request
 from windlass.hardware.probe.matmul import converted_precisions
+from windlass.jobs.known_machines import EVERY_PART, attention_parts, needed_parts
+from windlass.jobs.planned import make_request
 
 
 @pytest.mark.parametrize(

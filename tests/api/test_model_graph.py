@@ -6,8 +6,8 @@ import pytest
 
 from factories import tiny_graph
 from windlass import api
-from windlass.api.model_graph import _with_look_ahead, model_notes
-from windlass.api.objects import NO_OBJECTS
+from windlass.jobs.model_graph import _with_look_ahead, model_notes
+from windlass.jobs.objects import NO_OBJECTS
 from windlass.schema import ModelIdentity
 
 MODEL = """

@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import windlass
-from windlass.api.objects import name_of_model
 from windlass.errors import PlanError, RecordError, RequestError
+from windlass.jobs.objects import name_of_model
 from windlass.models import build_layer_stack
 from windlass.schema import Step
 

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 import pytest
 
 from command_line import TINY
-from windlass.api.plan import Planned, plan
-from windlass.api.training.preconditions import verified_programs
 from windlass.errors import WindlassError
+from windlass.jobs.planned import Planned, plan
 from windlass.program import lower, memory_profile, plan_errors
 from windlass.schema import Plan, TensorGrid
+from windlass.training.preconditions import verified_programs
 
 MODELS = ("gpt-tiny", "bert-tiny", "llama-tiny", "gpt2-124m", "gpt2-1.5b", "gpt3-1.3b")
 MACHINES = (

@@ -17,7 +17,7 @@ from forked_runs import fork_runs
 
 _IMPORTED = (
     "windlass.cli.commands.train",
-    "windlass.api.training.run",
+    "windlass.training.run",
     "windlass.runtime.train",
     "windlass.runtime.inference.generate",
 )

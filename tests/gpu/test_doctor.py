@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from windlass.api.doctor.check_process import CheckRun, run_checks
-from windlass.api.doctor.check_worker import run_check
-from windlass.api.doctor.findings import Check, WorkerTask
-from windlass.api.doctor.kernel_checks import kernel_checks
-from windlass.api.doctor.memory_checks import memory_checks
+from windlass.doctor.check_process import CheckRun, run_checks
+from windlass.doctor.check_worker import run_check
+from windlass.doctor.findings import Check, WorkerTask
+from windlass.doctor.kernel_checks import kernel_checks
+from windlass.doctor.memory_checks import memory_checks
 from windlass.schema import DoctorCheck
 from windlass.torch_ext import Device
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from windlass.api.differences.run_diff import diff
-from windlass.api.judging.judge import judge
+from windlass.judging.differences.run_diff import diff
+from windlass.judging.verdicts import judge
 from windlass.record import Catalog, annotate
 from windlass.schema import Step
 from windlass.server import (

@@ -3,8 +3,8 @@
 from served_record import Served
 from starlette.routing import Route
 
-from windlass.api.differences.run_diff import diff
-from windlass.api.judging.judge import judge
+from windlass.judging.differences.run_diff import diff
+from windlass.judging.verdicts import judge
 from windlass.record import Catalog
 from windlass.server import Access, Analyses, RecordServer, make_token
 

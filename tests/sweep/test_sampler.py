@@ -77,7 +77,7 @@ def test_several_objectives_are_told_with_their_directions() -> None:
 
 def test_runs_and_grids_import_no_optuna() -> None:
     code = (
-        "import sys; import windlass.api.sweeping.trial_process;"
+        "import sys; import windlass.experiments.sweeping.trial_process;"
         "from windlass.sweep.sampler import _distribution, _told, next_point;"
         "from windlass.sweep import SweepRequest;"
         "next_point(SweepRequest(name='a', space={'train.seed': '1..2'}, sampler='grid'), (), 0);"

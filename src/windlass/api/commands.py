@@ -6,15 +6,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from windlass.api.distributed.cluster_launch import Scheduler, prepare_cluster_run
-from windlass.api.machines import Progress
-from windlass.api.plan import Planned, make_request, plan
-from windlass.api.runs import RUNS
-from windlass.api.verify.check import Verifier, verification
-from windlass.api.verify.proof_scope import ProofScope, proof_steps
-from windlass.api.verify.rehearse import downscale_plan, rehearsal
+from windlass.distributed import Scheduler, prepare_cluster_run
 from windlass.document import leaf_fields
 from windlass.errors import InputErrors, RequestError, WindlassError
+from windlass.jobs import RUNS, Planned, Progress, make_request, plan
 from windlass.models import (
     ResNetConfig,
     TransformerConfig,
@@ -30,6 +25,14 @@ from windlass.schema import (
     fact_table_html,
 )
 from windlass.units import format_bytes
+from windlass.verify import (
+    ProofScope,
+    Verifier,
+    downscale_plan,
+    proof_steps,
+    rehearsal,
+    verification,
+)
 
 if TYPE_CHECKING:
     from windlass.validation import TableEvaluation

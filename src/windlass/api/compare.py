@@ -4,26 +4,32 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from rich.console import RenderableType
 
-from windlass.api.answer import Answers, Bullets
-from windlass.api.flags import ManyNames, ManySizes, OnMachine, Watch, Written
-from windlass.api.machines import HERE, Progress, find_machine, find_stack, needed_parts
-from windlass.api.model_graph import capture
-from windlass.api.objects import NO_OBJECTS
-from windlass.api.options import (
-    NO_OPTIONS,
-    Model,
-    RequestOptions,
-    build_request,
-    require_machine_names,
-    split_overrides,
-)
-from windlass.api.plan import Planned, plan_request
-from windlass.api.plan_figures import draw_figure, require_drawable
-from windlass.api.plan_file import with_tensor_shards
+from windlass.answer import Answers, Bullets
 from windlass.atomic_files import cache_folder
 from windlass.cost import predict_plan
 from windlass.errors import InputErrors, PlanError
+from windlass.flags import ManyNames, ManySizes, OnMachine, Watch, Written
 from windlass.hardware import load_local_machine, machine_names
+from windlass.jobs import (
+    HERE,
+    NO_OBJECTS,
+    NO_OPTIONS,
+    Model,
+    Planned,
+    Progress,
+    RequestOptions,
+    build_request,
+    capture,
+    draw_figure,
+    find_machine,
+    find_stack,
+    needed_parts,
+    plan_request,
+    require_drawable,
+    require_machine_names,
+    split_overrides,
+    with_tensor_shards,
+)
 from windlass.planner import Findings, explain_result, resolve_defaults
 from windlass.report import (
     batch_comparison_figure,

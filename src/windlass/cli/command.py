@@ -17,7 +17,7 @@ AsJson = Annotated[api.AsJson, Parameter(help="Print the result as JSON.")]
 
 
 def __getattr__(place: str) -> Callable[..., None]:
-    """The command of the function at a place, such as `api.dataflow.dataflow`."""
+    """The command of the function at a place, such as `api.layer_dataflow.dataflow`."""
     module, _, name = place.rpartition(".")
     if not module:
         raise AttributeError(name)

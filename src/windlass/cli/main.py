@@ -36,8 +36,8 @@ _COMMANDS = {
         "sample": "record.sample:sample",
         "chat": "record.sample:chat",
         "evaluate": "record.evaluate:evaluate",
-        "import": "api.training.import_model.import_model",
-        "export": "api.training.export.export",
+        "import": "training.imported_run.import_model",
+        "export": "training.weight_files.export",
     },
     "Plan": {
         "plan": "plan:plan",
@@ -46,7 +46,7 @@ _COMMANDS = {
         "batch": "api.compare.batch",
         "largest-model": "largest_model:largest_model",
         "smallest-machine": "api.limits.smallest_machine.smallest_machines",
-        "dataflow": "api.dataflow.dataflow",
+        "dataflow": "api.layer_dataflow.dataflow",
     },
     "Prove": {
         "check": "check:check",
@@ -58,8 +58,8 @@ _COMMANDS = {
         "show": "record.show:show",
         "report": "record.show:report",
         "judge": "record.judge:judge",
-        "noise": "api.judging.noise.noise",
-        "diff": "api.differences.run_diff.diff",
+        "noise": "judging.seed_noise.noise",
+        "diff": "judging.differences.run_diff.diff",
         "bisect": "record.bisect:bisect",
         "serve": "record.serve:serve",
         "merge": "api.record.stores.merge_runs",
@@ -116,7 +116,7 @@ def _new_app(*, is_listing: bool = False) -> App:
 
 def _path(place: str) -> str:
     """Where a command is: a function of the interface is made one when it is called."""
-    is_function = place.startswith("api.")
+    is_function = ":" not in place
     return f"windlass.cli.command:{place}" if is_function else f"windlass.cli.commands.{place}"
 
 

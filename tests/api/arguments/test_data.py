@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from windlass.api.arguments.data import with_data
 from windlass.errors import DataError
+from windlass.jobs.arguments.data import with_data
 from windlass.schema import Request
 
 Pair = tuple[Tensor, Tensor]

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from windlass.api.arguments.optimizer import optimizer_overrides
 from windlass.errors import RequestError
+from windlass.jobs.arguments.optimizer import optimizer_overrides
 from windlass.schema import Request, TrainRequest
 
 LAYER = nn.Linear(2, 2)

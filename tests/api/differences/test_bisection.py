@@ -8,7 +8,7 @@ import pytest
 
 import windlass
 from command_line import TINY
-from windlass.api.differences.factors import (
+from windlass.judging.differences.factors import (
     describe_untested,
     find_factors,
     mixed_request,

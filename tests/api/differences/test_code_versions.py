@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from git_commands import git
-from windlass.api.differences.code_versions import code_versions
+from windlass.judging.differences.code_versions import code_versions
 from windlass.schema import CODE_FILE, CodeSnapshot, CodeTree, UntrackedFile
 
 

@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given, strategies as st
 
-from windlass.api.distributed.elastic import shrink_parallelism
+from windlass.distributed.elastic import shrink_parallelism
 from windlass.schema.plan import Parallelism
 from windlass.schema.request import ResolvedRequest
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import yaml
 
-from windlass.api.distributed.kubernetes_jobset import KubernetesJob, jobset, trainjob
-from windlass.api.distributed.launch_script import ClusterJob
+from windlass.distributed.kubernetes_jobset import KubernetesJob, jobset, trainjob
+from windlass.distributed.launch_script import ClusterJob
 from windlass.errors import InputErrors, RequestError
 from windlass.schema.plan import Parallelism
 

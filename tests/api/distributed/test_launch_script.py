@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 
-from windlass.api.distributed.launch_script import (
+from windlass.distributed.launch_script import (
     ClusterJob,
     SlurmJob,
     host_script,

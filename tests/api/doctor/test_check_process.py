@@ -6,10 +6,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from windlass.api.doctor.check_process import CheckRun, run_checks
-from windlass.api.doctor.check_worker import run_check
-from windlass.api.doctor.doctor import check_runs
-from windlass.api.doctor.findings import (
+from windlass.doctor.all_checks import check_runs
+from windlass.doctor.check_process import CheckRun, run_checks
+from windlass.doctor.check_worker import run_check
+from windlass.doctor.findings import (
     Check,
     Finding,
     NotAvailableError,

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from windlass.api.doctor.findings import WrongResultError, compare
-from windlass.api.doctor.run_checks import published_device
+from windlass.doctor.findings import WrongResultError, compare
+from windlass.doctor.run_checks import published_device
 
 REFERENCE = torch.tensor([1.0, -4.0, 0.0], dtype=torch.float64)
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from windlass.api.doctor.findings import NotAvailableError, WorkerTask, WrongResultError
-from windlass.api.doctor.recording_checks import recorded_run, same_losses
-from windlass.api.doctor.run_checks import ONE_PLAN, TINY
+from windlass.doctor.findings import NotAvailableError, WorkerTask, WrongResultError
+from windlass.doctor.recording_checks import recorded_run, same_losses
+from windlass.doctor.run_checks import ONE_PLAN, TINY
 
 REQUEST = ("gpt-tiny", *TINY, *ONE_PLAN)
 

@@ -12,8 +12,8 @@ from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 import windlass
-from windlass.api.inference.sample import Drawing, open_dialogue
 from windlass.errors import RequestError
+from windlass.inference.text_samples import Drawing, open_dialogue
 
 SPECIAL = ("<|begin|>", "<|end_of_text|>", "<|head|>", "<|/head|>", "<|eot|>")
 TEMPLATE = (

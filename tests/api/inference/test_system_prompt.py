@@ -8,8 +8,8 @@ import pytest
 
 import windlass
 from command_line import TINY
-from windlass.api.inference.sample import usual_system_prompt
 from windlass.errors import RequestError
+from windlass.inference.text_samples import usual_system_prompt
 from windlass.tracking import RunRecord
 
 QUESTION = {"role": "user", "content": "2 + 2?"}
@@ -87,7 +87,7 @@ def test_what_differs_from_the_conversations_of_a_run_is_said(
 def test_prompts_and_completions_are_counted_as_what_no_template_surrounds(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from windlass.api.data import prepare_tokens
+    from windlass.jobs.data import prepare_tokens
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
     rows: Sequence[Mapping[str, object]] = [

@@ -7,8 +7,8 @@ import pytest
 
 import windlass
 from command_line import TINY
-from windlass.api.judging.skip_advice import with_skip_advice
 from windlass.judge import Verdict
+from windlass.judging.skip_advice import with_skip_advice
 
 
 def spike(first: int, last: int) -> Verdict:

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from factories import tiny_graph, tiny_machine, tiny_plan
-from windlass.api.kept.kept_code import load_kept_code, note_compiled_code
 from windlass.cost import CompiledCode
+from windlass.jobs.kept.kept_code import load_kept_code, note_compiled_code
 
 GRAPH = tiny_graph()
 

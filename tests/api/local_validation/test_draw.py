@@ -2,9 +2,9 @@
 
 import pytest
 
-from windlass.api.local_validation.draw import SORTS, DrawnRun, draw_runs
 from windlass.errors import RequestError
 from windlass.schema import Request
+from windlass.verify.local_validation.draw import SORTS, DrawnRun, draw_runs
 
 
 def test_a_seed_draws_the_same_runs_and_fewer_are_the_first_of_more():

@@ -5,14 +5,14 @@ from pathlib import Path
 import pytest
 
 from factories import tiny_machine
-from windlass.api.local_validation.draw import draw_runs
-from windlass.api.local_validation.validated_run import (
+from windlass.hardware import save_local_machine
+from windlass.hardware.local_machine import system_fingerprint
+from windlass.verify.local_validation.draw import draw_runs
+from windlass.verify.local_validation.validated_run import (
     ValidatedRun,
     validate_random_plans,
     validated_runs_file,
 )
-from windlass.hardware import save_local_machine
-from windlass.hardware.local_machine import system_fingerprint
 
 
 def test_rows_that_were_kept_are_not_run_again_also_after_a_kill_tore_the_last(

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 import windlass
-from windlass.api.model_graph import capture
-from windlass.api.recipes.recipe import known_recipes
-from windlass.api.recipes.recipe_plan import RecipeArm, RecipeLeg, RecipePlan, request_of
-from windlass.api.recipes.sparse_then_dense import narrower_model
 from windlass.errors import InputErrors, RequestError
+from windlass.experiments.recipes.recipe import known_recipes
+from windlass.experiments.recipes.recipe_plan import RecipeArm, RecipeLeg, RecipePlan, request_of
+from windlass.experiments.recipes.sparse_then_dense import narrower_model
+from windlass.jobs.model_graph import capture
 from windlass.schema import ModelIdentity
 from windlass.sweep.search_space import grid_point
 

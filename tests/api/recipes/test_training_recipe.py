@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 import windlass
-from windlass.api.model_graph import capture
-from windlass.api.recipes.depth_rules import depth_settings
-from windlass.api.recipes.run_training_recipe import plan_training, run_training
-from windlass.api.recipes.training_recipe import training_plan, training_recipes
 from windlass.errors import InputErrors, RequestError
+from windlass.experiments.recipes.depth_rules import depth_settings
+from windlass.experiments.recipes.run_training_recipe import plan_training, run_training
+from windlass.experiments.recipes.training_recipe import training_plan, training_recipes
+from windlass.jobs.model_graph import capture
 
 SMALL = (
     "train.steps=2", "train.batch=2", "train.sequence=16", "train.evaluate_sequences=2",

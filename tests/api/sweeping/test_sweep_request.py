@@ -6,9 +6,9 @@ import pytest
 
 import windlass
 from factories import tiny_machine
-from windlass.api.sweeping.sweep import make_sweep_request
-from windlass.api.sweeping.trial_plan import share_of
 from windlass.errors import InputErrors, RequestError
+from windlass.experiments.sweeping.sweep import make_sweep_request
+from windlass.experiments.sweeping.trial_plan import share_of
 
 
 def test_the_same_words_are_the_same_sweep() -> None:

@@ -12,15 +12,15 @@ from torch import nn
 import windlass
 from api.training.test_adapter_files import STEPS, base, hashes
 from command_line import TINY
-from windlass.api.fine_tuning.peft_adapters import base_of_adapters
-from windlass.api.plan import make_request
-from windlass.api.training.parent import find_parent
 from windlass.errors import ModelError, RequestError, WindlassError
+from windlass.jobs.fine_tuning.peft_adapters import base_of_adapters
+from windlass.jobs.planned import make_request
 from windlass.models.adapter_files.peft_adapter import PeftAdapter, linear_layers, peft_adapter
 from windlass.models.build import build_layer_stack
 from windlass.models.catalog import model_config
 from windlass.models.layer_stack import LayerStack
 from windlass.schema.model_request import LoraRequest
+from windlass.training.parent import find_parent
 
 MODEL, *OVERRIDES = TINY
 TOKENS = torch.arange(32)[None]

@@ -8,8 +8,8 @@ from safetensors.torch import load_file
 
 import windlass
 from command_line import TINY
-from windlass.api.objects import NO_OBJECTS
 from windlass.errors import CheckpointError, RequestError, StorageError
+from windlass.jobs.objects import NO_OBJECTS
 
 MODEL, *OVERRIDES = TINY
 OTHERS = (

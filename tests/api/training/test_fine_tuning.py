@@ -9,12 +9,12 @@ from safetensors.torch import load_file
 import windlass
 from command_line import TINY
 from factories import tiny_machine
-from windlass.api.verify.check import Verifier, verification
 from windlass.errors import WindlassError
 from windlass.hardware.local_machine import save_local_machine, system_fingerprint
 from windlass.models.layer_stack import materialize_layer
 from windlass.program.lowering.lower import lower
 from windlass.schema import CHECKPOINT_FOLDER
+from windlass.verify.check import Verifier, verification
 
 MODEL, *OVERRIDES = TINY
 LORA = ("lora.rank=2", "train.steps=4", "train.save_every=2", "train.learning_rate=0.01")

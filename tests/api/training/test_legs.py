@@ -20,9 +20,8 @@ from safetensors.torch import load_file
 import windlass
 from command_line import TINY
 from forked_runs import forking_process
-from windlass.api.data import prepare_tokens
-from windlass.api.training.inputs.batches import make_batches
 from windlass.errors import PlanError
+from windlass.jobs.data import prepare_tokens
 from windlass.program.lowering.lower import lower
 from windlass.report import record_table
 from windlass.runtime.checkpoint.checkpoint import Checkpoint, verify_checkpoint
@@ -32,6 +31,7 @@ from windlass.runtime.sparsity.mask_updates import sparse_modules
 from windlass.runtime.train import train_loop
 from windlass.schema.plan import Plan
 from windlass.tracking.run_reader import RunRecord
+from windlass.training.inputs.batches import make_batches
 
 MODEL, *DIALS = TINY
 SPARSE = ["model.width=64", "sparsity.level=0.5", "sparsity.block=16"]

@@ -13,11 +13,11 @@ from torch import Tensor
 
 import windlass
 from command_line import TINY
-from windlass.api.training.legs import refuse_offloaded_masks
 from windlass.errors import PlanError
 from windlass.runtime.checkpoint.checkpoint import latest_checkpoint
 from windlass.runtime.checkpoint.merge_shards import merge_shards
 from windlass.schema.plan import Offload
+from windlass.training.legs import refuse_offloaded_masks
 
 MODEL, *DIALS = TINY
 CLOSE = 1e-5

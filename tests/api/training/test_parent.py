@@ -10,7 +10,6 @@ import pytest
 import windlass
 from command_line import TINY
 from factories import tiny_graph
-from windlass.api.training.parent import find_parent, plan_of_child, request_of_child
 from windlass.errors import (
     CheckpointError,
     InputErrors,
@@ -19,6 +18,7 @@ from windlass.errors import (
     RequestError,
 )
 from windlass.schema import CHECKPOINT_FOLDER, REQUEST_FILE, Step
+from windlass.training.parent import find_parent, plan_of_child, request_of_child
 
 MODEL, *OVERRIDES = TINY
 STEPS = ("train.steps=9", "train.save_every=3", "train.keep=3")

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from windlass.api.training.run_files import record_inputs
 from windlass.schema import (
     ATTEMPTS_FOLDER,
     CODE_FILE,
@@ -17,6 +16,7 @@ from windlass.tracking import (
     load_run,
     reopen_run_folder,
 )
+from windlass.training.run_files import record_inputs
 
 
 def test_an_attempt_on_other_code_records_it_and_keeps_the_last_one(tmp_path: Path) -> None:

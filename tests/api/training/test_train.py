@@ -12,8 +12,6 @@ import pytest
 
 import windlass
 from command_line import TINY
-from windlass.api.inference.sample import write_sample
-from windlass.api.training.disk_check import disk_usage_bytes
 from windlass.atomic_files import hash_file
 from windlass.document import Document
 from windlass.errors import (
@@ -26,6 +24,7 @@ from windlass.errors import (
     RunFinished,
     StorageError,
 )
+from windlass.inference.text_samples import write_sample
 from windlass.program.memory.disk_usage import disk_usage
 from windlass.schema import run_record as names
 from windlass.schema.plan import Plan
@@ -33,6 +32,7 @@ from windlass.schema.request import Request
 from windlass.schema.run_record import Step
 from windlass.tracking.journal import HEAD, HEADER_BYTES, ROW
 from windlass.tracking.run_folder import create_run_folder, reopen_run_folder
+from windlass.training.disk_check import disk_usage_bytes
 
 MODEL, *OVERRIDES = TINY
 

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 import windlass
 from api.training.test_adapter_files import STEPS, hashes
-from windlass.api.plan import make_request
 from windlass.data.tokenizer import byte_tokenizer
 from windlass.errors import ModelError
+from windlass.jobs.planned import make_request
 from windlass.models.adapter_files.peft_adapter import linear_layers, peft_adapter
 from windlass.models.build import build_layer_stack
 from windlass.models.catalog import apply_model_arguments, model_config

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from windlass import api
-from windlass.api.verify.check import plain_plan, small_plan
 from windlass.errors import PlanError
+from windlass.verify.check import plain_plan, small_plan
 
 TINY = (
     "model.layers=2", "model.width=16", "model.heads=2", "model.vocabulary=257", "train.batch=8",

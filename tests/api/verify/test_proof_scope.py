@@ -8,7 +8,7 @@ import pytest
 
 import windlass
 from windlass import api
-from windlass.api.verify.proof_scope import overflows, proof_steps
+from windlass.verify.proof_scope import overflows, proof_steps
 
 TINY = (
     "gpt-tiny", "model.layers=1", "model.width=64", "model.heads=4", "model.vocabulary=257",

@@ -4,17 +4,20 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from windlass.api.data import prepare_data
-from windlass.api.machines import HERE, Progress
-from windlass.api.model_graph import build_requested_model, capture
-from windlass.api.plan import Planned, make_request, plan
-from windlass.api.runs import RUNS
-from windlass.api.training.disk_check import disk_usage_bytes
-from windlass.api.training.inputs.batches import make_batches
-from windlass.api.training.train import train
 from windlass.atomic_files import atomic_write, free_disk_bytes
 from windlass.cost import first_step_cost
 from windlass.errors import InputErrors, MachineError, PlanError, RequestError
+from windlass.jobs import (
+    HERE,
+    RUNS,
+    Planned,
+    Progress,
+    build_requested_model,
+    capture,
+    make_request,
+    plan,
+    prepare_data,
+)
 from windlass.models import model_names, published_parameter_count, takes_images
 from windlass.program import disk_usage, lower
 from windlass.report import describe_traffic
@@ -28,6 +31,7 @@ from windlass.schema import (
     Request,
     Step,
 )
+from windlass.training import disk_usage_bytes, make_batches, train
 from windlass.units import format_bytes
 
 MIN_STEP_TOKENS = 2048

@@ -5,16 +5,22 @@ from collections.abc import Iterator, Sequence
 
 from rich.console import RenderableType
 
-from windlass.api.answer import Answers
-from windlass.api.flags import Flag, ManyNames, Watch, Written
-from windlass.api.machines import Progress
-from windlass.api.model_graph import capture
-from windlass.api.objects import NO_OBJECTS
-from windlass.api.options import require_machine_names, split_overrides
-from windlass.api.plan import Planned, make_request, plan_request
-from windlass.api.plan_figures import draw_figure, require_drawable
+from windlass.answer import Answers
 from windlass.errors import InputErrors, PlanError
+from windlass.flags import Flag, ManyNames, Watch, Written
 from windlass.hardware import HostFamily, host_families, load_machine
+from windlass.jobs import (
+    NO_OBJECTS,
+    Planned,
+    Progress,
+    capture,
+    draw_figure,
+    make_request,
+    plan_request,
+    require_drawable,
+    require_machine_names,
+    split_overrides,
+)
 from windlass.report import smallest_machine_figure, smallest_machine_table
 from windlass.schema import Machine, SmallestMachine
 

@@ -7,8 +7,8 @@ from typing import Annotated
 from cyclopts import Parameter
 from rich.console import RenderableType
 
-from windlass.api.answer import Answers, Shown, word_table
-from windlass.api.flags import AnyPath, Names, RunsFolder
+from windlass.answer import Answers, Shown, word_table
+from windlass.flags import AnyPath, Names, RunsFolder
 from windlass.integrations import (
     ImportedRuns,
     Mirror,

@@ -3,11 +3,10 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from windlass.api.differences.run_diff import diff
-from windlass.api.judging.judge import judge
-from windlass.api.machines import Progress
 from windlass.atomic_files import read_regular_file
 from windlass.errors import RequestError, StorageError
+from windlass.jobs import Progress
+from windlass.judging import diff, judge
 from windlass.record import RUNS, Catalog
 
 _TOKEN_BYTES, _FEWEST_CHARACTERS = 4096, 16

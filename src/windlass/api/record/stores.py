@@ -5,12 +5,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated
 
-from windlass.api.answer import Shown
-from windlass.api.flags import AnyPath, Flag, Watch
-from windlass.api.machines import Progress
-from windlass.api.training.loop.hooks import never_stop
+from windlass.answer import Shown
 from windlass.errors import RecordError, RequestError
+from windlass.flags import AnyPath, Flag, Watch
+from windlass.jobs import Progress
 from windlass.record import RUNS, MergeReport, merge_folders, sync_runs as sync_store
+from windlass.training import never_stop
 
 _SHORTEST_PAUSE, _PAUSE_FACTOR = 5.0, 10.0
 """Seconds between two looks at the runs, and the pause in durations of a look."""

@@ -8,11 +8,11 @@ import windlass
 from command_line import TINY
 from hub_folders import gpt2_folder
 from windlass.api import describe_job, job_size
-from windlass.api.data import measure_data
-from windlass.api.training.inputs.job import require_named_data
 from windlass.cli.console import print_plan
 from windlass.errors import DataError, InputErrors
+from windlass.jobs.data import measure_data
 from windlass.schema import Request
+from windlass.training.inputs.job import require_named_data
 
 
 def planned(*words: str, model: str = "gpt2-124m") -> windlass.Planned:

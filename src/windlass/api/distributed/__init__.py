@@ -1,1 +1,0 @@
-"""Runs on several ranks: each rank's process, cluster launch scripts, recovery from lost ranks."""

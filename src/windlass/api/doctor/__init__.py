@@ -1,1 +1,0 @@
-"""Tries a machine out: each kernel, allocator, exchange and kind of plan, then its rates."""

@@ -1,1 +1,0 @@
-"""Starting, running and resuming training, on one device or on several ranks of this host."""

@@ -1,1 +1,0 @@
-"""Verifying plans: against one device, with injected faults, and downscaled to local processes."""

@@ -1,0 +1,13 @@
+from .cluster_launch import Scheduler, prepare_cluster_run
+from .cluster_worker import ClusterHost, ClusterRank, run_cluster_rank, run_host
+from .elastic import ElasticRecovery
+from .kubernetes_jobset import KubernetesJob
+from .launch_script import RayJob, SlurmJob
+from .rank_main import joined_ranks, rank_process, run_rank
+from .rank_server import become_ranks
+
+__all__ = [
+    "ClusterHost", "ClusterRank", "ElasticRecovery", "KubernetesJob", "RayJob", "Scheduler",
+    "SlurmJob", "become_ranks", "joined_ranks", "prepare_cluster_run", "rank_process",
+    "run_cluster_rank", "run_host", "run_rank",
+]  # fmt: skip

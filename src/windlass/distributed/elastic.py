@@ -1,0 +1,101 @@
+"""Elastic training: after the loss of a device, a run continues with the remaining ones."""
+
+from collections import Counter
+from collections.abc import Callable
+from math import gcd
+from pathlib import Path
+
+from windlass.errors import RankLost
+from windlass.jobs import Planned, Progress, load
+from windlass.schema import Parallelism, ResolvedRequest
+from windlass.training import Run, planned_from_record, resume
+
+_MAX_FAILURES = 2
+"""Number of hangs of one rank after which its device is given up."""
+
+
+class ElasticRecovery:
+    """Resumes a run on several devices of this host whenever one of them is lost.
+
+    A rank that was killed has lost its device; one that only hangs is restarted once.
+
+    Args:
+        folder: the run folder.
+        stop: passed on to `resume`.
+    """
+
+    def __init__(self, folder: Path, *, stop: Callable[[], bool] | None = None) -> None:
+        self._folder, self._stop = folder, stop
+        self._failures: Counter[int] = Counter()
+
+    def recover(self, lost: RankLost, *, progress: Progress | None = None) -> Run:
+        """The run, resumed from its last checkpoint; its first note says on how many devices.
+
+        Args:
+            lost: the error that ended the run.
+            progress: passed on to `resume`.
+
+        Raises:
+            RankLost: no plan for fewer devices trains the same model with the same batch.
+            WindlassError: why the run cannot be resumed.
+        """
+        self._failures[lost.rank] += 1
+        if not lost.permanent and self._failures[lost.rank] < _MAX_FAILURES:
+            return self._resumed((), f"rank {lost.rank} is restarted", progress)
+        self._failures.clear()  # with fewer devices, ranks have other numbers
+        planned = planned_from_record(load(self._folder))
+        parallelism = shrink_parallelism(planned.plan.parallel, planned.request)
+        if parallelism is None:
+            raise lost
+        change = f"{parallelism.devices} of {planned.plan.parallel.devices} devices are left"
+        return self._resumed(parallelism_overrides(planned, parallelism), change, progress)
+
+    def _resumed(self, overrides: tuple[str, ...], change: str, progress: Progress | None) -> Run:
+        run = resume(self._folder, *overrides, stop=self._stop, progress=progress)
+        detail = f" ({', '.join(overrides)})" if overrides else ""
+        run.notes = (f"{change}{detail}; continues after step {run.done}", *run.notes)
+        return run
+
+
+def shrink_parallelism(parallelism: Parallelism, request: ResolvedRequest) -> Parallelism | None:
+    """The degrees for one device less, as many devices as can be used; None if there are none.
+
+    The data-parallel degree shrinks to the largest that divides the batch; with a single replica,
+    the pipeline loses a stage.
+
+    Args:
+        parallelism: the degrees before the loss.
+        request: its global batch stays what it is.
+    """
+    micro_batches = request.train.batch // (request.batch.micro or 1)
+    for data in range(parallelism.data - 1, 0, -1):
+        if micro_batches % data == 0:
+            return parallelism.model_copy(update={"data": data})
+    if parallelism.pipeline > 1:
+        return parallelism.model_copy(update={"pipeline": parallelism.pipeline - 1})
+    return None
+
+
+def parallelism_overrides(planned: Planned, parallelism: Parallelism) -> tuple[str, ...]:
+    """Overrides that give a request other degrees, and keep the rest of it valid and unchanged.
+
+    Args:
+        planned: the run with its present degrees.
+        parallelism: the new degrees.
+    """
+    request, batch = planned.request, planned.plan.batch
+    overrides = [
+        f"parallel.{name}={getattr(parallelism, name)}"
+        for name in ("pipeline", "tensor", "data")
+        if getattr(parallelism, name) != getattr(planned.plan.parallel, name)
+    ]
+    if request.batch.accumulation:
+        micro = request.batch.micro or batch.micro
+        overrides.append(f"batch.accumulation={request.train.batch // (micro * parallelism.data)}")
+    for name in ("parameters", "optimizer"):
+        degree = getattr(request.sharding, name)
+        if degree and parallelism.data % degree:
+            overrides.append(f"sharding.{name}={gcd(degree, parallelism.data)}")
+    if request.precision is None:
+        overrides.append(f"precision={planned.plan.precision}")
+    return tuple(overrides)

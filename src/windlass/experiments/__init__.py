@@ -1,0 +1,6 @@
+"""Many runs that answer one question: sweeps and recipes."""
+
+import lazy_loader
+
+# Each command needs a part of the room only.
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,162 @@
+"""History: the plan, the prediction and the peers of a run, which do not change while it trains."""
+
+import contextlib
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+
+from windlass.document import Document
+from windlass.errors import InputErrors, RequestError
+from windlass.judge import (
+    DEFAULT_PRIOR,
+    NoisePrior,
+    Peer,
+    PredictedTime,
+    fit_noise_prior,
+    stall_share,
+)
+from windlass.judging.run_series import curve_of, curves_of, rank_times
+from windlass.record import Catalog, RunQuery, RunRow
+from windlass.schema import (
+    ENVIRONMENT_FILE,
+    MACHINE_FILE,
+    PLAN_FILE,
+    PREDICTION_FILE,
+    Environment,
+    Machine,
+    Plan,
+    Prediction,
+)
+from windlass.tracking import journal_ranks, read_run_id, read_series
+
+D = TypeVar("D", bound=Document)
+_GroupKey = tuple[str | None, ...]
+_PEERS_WITH_CURVES, _PEERS_WITH_RANKS = 20, 5
+"""Newest peers whose series are read, and those of all ranks: a run may have hundreds of peers."""
+_PRIOR_INPUTS = ("graph", "plan", "machine")
+_FEWEST_STEPS = 20
+"""A run with fewer steps is nobody's peer."""
+_OWN_KEYS = ("train.seed",)
+"""Settings that like runs differ in."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class History:
+    """What a run is judged by that does not change while it trains."""
+
+    plan: Plan | None = None
+    predicted: PredictedTime | None = None
+    cores: int | None = None
+    """Cores of the only host of all ranks; None if there are several, or it is not known."""
+    peers: tuple[Peer, ...] = ()
+    prior: NoisePrior = DEFAULT_PRIOR
+    residuals: tuple[float, ...] = ()
+    """Logarithms of measured over predicted step time of the other plans in the record."""
+    differences: tuple[str, ...] = ()
+    """What the run was asked for otherwise than all of its peers, a clause each."""
+
+
+def read_history(folder: Path, root: Path) -> History:
+    """The plan and the prediction of a run, its peers, and how much runs vary under `root`.
+
+    Args:
+        folder: the run folder.
+        root: the folder that holds the run folders; a run that lies elsewhere has no peers.
+
+    Raises:
+        RecordError: `folder` holds no run.
+        StorageError: the disk is full.
+    """
+    run_id = read_run_id(folder)
+    prediction = _document(Prediction, folder / PREDICTION_FILE)
+    machine = _document(Machine, folder / MACHINE_FILE)
+    environment = _document(Environment, folder / ENVIRONMENT_FILE)
+    history = History(
+        plan=_document(Plan, folder / PLAN_FILE),
+        predicted=_predicted(prediction),
+        cores=environment.threads if environment and machine and machine.hosts == 1 else None,
+    )
+    if folder.resolve().parent != root.resolve():
+        return history
+    with Catalog.open(root) as catalog:
+        catalog.refresh()
+        rows = [row for row in catalog.peers(run_id) if row.seconds and row.step >= _FEWEST_STEPS]
+        own = catalog.row(run_id)
+        groups: dict[_GroupKey, list[float]] = {}
+        residuals: dict[_GroupKey, list[float]] = {}
+        for row in catalog.rows(RunQuery(archived=None)):
+            if row.seconds and row.step >= _FEWEST_STEPS and not row.broken and row.id != run_id:
+                key = _group_key(row)
+                groups.setdefault(key, []).append(math.log(row.seconds))
+                if row.ratio and key != _group_key(own):
+                    residuals.setdefault(key, []).append(math.log(row.ratio))
+    return replace(
+        history,
+        peers=tuple(_peer(row, own, position) for position, row in enumerate(rows)),
+        prior=fit_noise_prior(groups.values()),
+        residuals=tuple(float(np.median(values)) for values in residuals.values()),
+        differences=_differences(own, rows),
+    )
+
+
+def _peer(row: RunRow, own: RunRow, position: int) -> Peer:
+    """One peer; with its curves if it is one of the newest."""
+    comparable = row.steps == own.steps
+    seconds = row.seconds or math.nan
+    if position >= _PEERS_WITH_CURVES:
+        return Peer(seconds=seconds, comparable=comparable)
+    first = read_series(row.folder)
+    plan = _document(Plan, row.folder / PLAN_FILE)
+    levels, cpu = {}, {}
+    ranks = journal_ranks(row.folder) if position < _PEERS_WITH_RANKS else (0,)
+    for rank in ranks:
+        times = rank_times(rank, read_series(row.folder, rank) if rank else first, plan)
+        levels[rank] = {kind: float(np.median(v)) for kind, v in times.kinds.items()}
+        if times.cpu_seconds is not None:
+            cpu[rank] = float(np.median(times.cpu_seconds))
+    return Peer(
+        seconds=seconds,
+        comparable=comparable,
+        curves=curves_of(first),
+        stalls=stall_share(curve_of(first, "seconds").values),
+        kinds=levels,
+        cpu_seconds=cpu,
+    )
+
+
+def _group_key(row: RunRow) -> _GroupKey:
+    return tuple(row.inputs.get(name) for name in _PRIOR_INPUTS)
+
+
+def _predicted(prediction: Prediction | None) -> PredictedTime | None:
+    if prediction is None:
+        return None
+    return PredictedTime(prediction.step_seconds, prediction.low_seconds, prediction.high_seconds)
+
+
+def _differences(own: RunRow, peers: Sequence[RunRow]) -> tuple[str, ...]:
+    """What the run was asked for otherwise than all peers that agree on it."""
+    if not peers:
+        return ()
+    clauses = []
+    for key, value in own.settings.items():
+        others = {peer.settings.get(key) for peer in peers}
+        if key not in _OWN_KEYS and len(others) == 1 and value not in others:
+            clauses.append(f"`{key}` is {value}, and {others.pop()} in all peers")
+    for name in ("code", "environment", "data"):
+        prints = Counter(peer.inputs.get(name) for peer in peers)
+        if own.inputs.get(name) is not None and own.inputs[name] not in prints:
+            clauses.append(f"the {name} is another one (`windlass diff` says how)")
+    return tuple(clauses)
+
+
+def _document(cls: type[D], path: Path) -> D | None:
+    """The document; None if it is missing or damaged."""
+    with contextlib.suppress(RequestError, InputErrors, OSError):
+        return cls.load(path)
+    return None
