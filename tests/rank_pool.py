@@ -64,10 +64,16 @@ slow = partial(pytest.param, marks=pytest.mark.slow)
 
 
 class RankProcesses:
-    """Processes that run jobs, forked from one that imports torch; see `pool_rank.py`."""
+    """Processes that run jobs, forked from one that imports torch; see `pool_rank.py`.
 
-    def __init__(self, size: int) -> None:
+    Args:
+        size: how many.
+        source: folder of the package that they import; None means the one that tests import.
+    """
+
+    def __init__(self, size: int, source: Path | None = None) -> None:
         self._size = size
+        self._path = {} if source is None else {"PYTHONPATH": str(source)}
         self._start()
 
     def _start(self) -> None:
@@ -78,7 +84,7 @@ class RankProcesses:
         passed = tuple(chain(*pairs))
         self._parent = subprocess.Popen(
             [sys.executable, str(script), *words], pass_fds=passed, start_new_session=True,
-            env=beside_tests(),
+            env=beside_tests({**os.environ, **self._path}),
         )  # fmt: skip
         for descriptor in passed:
             os.close(descriptor)
@@ -200,12 +206,17 @@ class RankPool:
         key = f"{plan.to_json()} {fault} {settings.to_json()}"
         if key not in self._verified:
             run = self.run(plan, fault, settings)
-            reference = self.single_device_run(plan.precision, settings)
-            result = compare_to_single_device(
-                run, reference, self.stack, settings, precision=plan.precision
-            )
-            self._verified[key] = result, run
+            self._verified[key] = self.compared(run, plan, settings), run
         return self._verified[key]
+
+    def compared(
+        self, run: InstrumentedRun, plan: Plan, settings: TrainSettings = SETTINGS
+    ) -> VerificationResult:
+        """A run of a plan beside a single device."""
+        reference = self.single_device_run(plan.precision, settings)
+        return compare_to_single_device(
+            run, reference, self.stack, settings, precision=plan.precision
+        )
 
     def single_device_run(
         self, precision: Precision, settings: TrainSettings = SETTINGS

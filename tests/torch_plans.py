@@ -25,10 +25,10 @@ def torch_plan(
     return plan.model_copy(update={"stack": "torch", "sharding": sharding})
 
 
-def random_plan(draw: random.Random, pool: RankPool) -> Plan:
-    """Any plan that the stack's `can` admits, for 2 or 4 processes."""
+def random_plan(draw: random.Random, pool: RankPool, processes: tuple[int, ...] = (2, 4)) -> Plan:
+    """Any plan that the stack's `can` admits, for so many processes."""
     degrees = tuple(pool.graph.tensor_shards)
-    pipeline, tensor, data = draw.choice(list(parallel_degrees(draw.choice((2, 4)), degrees)))
+    pipeline, tensor, data = draw.choice(list(parallel_degrees(draw.choice(processes), degrees)))
     sharded = draw.choice(divisors(data))
     micro = draw.choice([m for m in (1, 2, 4) if BATCH // data % m == 0])
     accumulation = BATCH // data // micro

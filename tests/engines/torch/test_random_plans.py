@@ -1,7 +1,7 @@
 """Random plans of the torch stack, for models of every kind, equal one device of the own runtime.
 
-`pytest -m slow tests/engines/torch/test_random_plans.py` runs 42 of them, on 2 and 4 processes, and
-prints the table of `docs/guide/many-gpus.md`.
+`pytest -m slow tests/engines/torch/test_random_plans.py` runs 56 of them, on 2, 4 and 8 processes,
+and prints the table of `docs/guide/many-gpus.md`.
 """
 
 import random
@@ -21,6 +21,9 @@ from windlass.stacks import load_stack
 
 PLANS = 6
 """Random plans of each model."""
+
+EIGHT = 2
+"""Random plans of each model on 8 processes."""
 
 EXPERTS = Path(__file__).parents[2] / "runtime" / "distributed" / "expert_model.py"
 
@@ -64,9 +67,30 @@ def test_random_plans_equal_a_single_device(
 ) -> None:
     words = MODELS[name]()
     pool = RankPool(tmp_path, 4, (2, 4), processes=ranks, **words)
-    draw, rows = random.Random(name), []
-    for _ in range(PLANS):
-        plan = random_plan(draw, pool)
+    rows = require_equal(name, pool, PLANS, (2, 4))
+    with capsys.disabled():
+        print("", *rows, sep="\n")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+def test_random_plans_of_eight_processes_equal_a_single_device(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pool = RankPool(tmp_path, 8, (2, 4), **MODELS[name]())
+    try:
+        rows = require_equal(name, pool, EIGHT, (8,))
+    finally:
+        pool.close()
+    with capsys.disabled():
+        print("", *rows, sep="\n")
+
+
+def require_equal(name: str, pool: RankPool, plans: int, processes: tuple[int, ...]) -> list[str]:
+    """Requires that random plans equal a single device; a row of the table for each."""
+    draw, rows = random.Random(f"{name}{processes if 8 in processes else ''}"), []
+    for _ in range(plans):
+        plan = random_plan(draw, pool, processes)
         assert not list(capability_faults(plan, load_stack("torch")))
         result, run = pool.verify(plan)
         assert result.passed, f"{describe(plan)}: {result.first_mismatch}"
@@ -75,5 +99,4 @@ def test_random_plans_equal_a_single_device(
         worst = {each.quantity: each.error for each in result.comparisons}
         errors = f"{worst['loss']:.0e} | {worst['weight']:.0e}"
         rows.append(f"| {name} | {describe(plan)} | {errors} |")
-    with capsys.disabled():
-        print("", *rows, sep="\n")
+    return rows
