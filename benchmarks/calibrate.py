@@ -10,6 +10,7 @@ on one core.
 """
 
 import argparse
+import json
 import random
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -242,23 +243,39 @@ def _write_stack(
 ) -> None:  # fmt: skip
     path = STACKS / f"{name}.toml"
     document = tomllib.loads(path.read_text(encoding="utf-8"))
+    sources = {
+        key: each for keys, each in document.pop("sources", {}).items() for key in keys.split(", ")
+    }
     time, memory_deviation = spread.deviations(runs)
     for key, value in {**values, "deviation": time}.items():
         document[key] = float(f"{value:.4g}")
-        document.setdefault("sources", {})[key] = {"how": "fitted", "source": source}
+        sources[key] = {"how": "fitted", "source": source}
     if memory:
         document["memory"] = {
             **document.get("memory", {}),
             **{key: float(f"{value:.4g}") for key, value in memory.items()},
         }
         document["memory_deviation"] = float(f"{memory_deviation or _DOUBT:.4g}")
-        document["sources"]["memory.*"] = {"how": "fitted", "source": source}
-        document["sources"]["memory_deviation"] = {"how": "fitted", "source": source}
+        sources["memory.*"] = sources["memory_deviation"] = {"how": "fitted", "source": source}
     tables: dict[str, object] = {
-        key: document.pop(key) for key in ("memory", "can", "sources") if key in document
+        key: document.pop(key) for key in ("memory", "can") if key in document
     }
-    path.write_text(tomli_w.dumps({**document, **tables}), encoding="utf-8")
+    text = tomli_w.dumps({**document, **tables}) + _source_lines(sources)
+    path.write_text(text, encoding="utf-8")
     print(f"{name:20}", {key: float(f"{value:.4g}") for key, value in {**values, **memory}.items()})
+
+
+def _source_lines(sources: Mapping[str, Mapping[str, str]]) -> str:
+    """The table of sources, each of them once with all keys that it is for."""
+    keys: dict[tuple[str, str], list[str]] = {}
+    for key, each in sources.items():
+        keys.setdefault((each["how"], each["source"]), []).append(key)
+    lines = (
+        f"{json.dumps(', '.join(names))} = "
+        f"{{ how = {json.dumps(how)}, source = {json.dumps(source, ensure_ascii=False)} }}\n"
+        for (how, source), names in keys.items()
+    )
+    return "\n[sources]\n" + "".join(lines)
 
 
 if __name__ == "__main__":

@@ -119,6 +119,14 @@ def test_the_longest_matching_pattern_gives_the_source():
     assert source_of("links.ring.rate", sources) is None
 
 
+def test_one_source_is_stated_once_for_several_numbers():
+    source = Source(how="fitted", source="to runs")
+    sources = {"products, traffic, memory.*": source}
+    for place in ("products", "traffic", "memory.activations"):
+        assert source_of(place, sources) == source
+    assert source_of("products, traffic", sources) is None
+
+
 @given(cores=st.integers(1, 16), sharers=st.integers(1, 64))
 def test_devices_that_outnumber_the_cores_have_the_overheads_of_all_that_share_one(
     cores: int, sharers: int

@@ -41,9 +41,10 @@ def source_of(place: str, sources: Mapping[str, Source]) -> Source | None:
     Args:
         place: dotted key, such as `device.tiers.device.capacity_bytes`.
         sources: sources by key, or by a pattern of keys in which `*` matches anything; the longest
-            matching pattern wins.
+            matching pattern wins. Several keys or patterns of one source stand between commas.
     """
-    if place in sources:
-        return sources[place]
-    matches = [pattern for pattern in sources if fnmatchcase(place, pattern)]
-    return sources[max(matches, key=len)] if matches else None
+    stated = {key: source for keys, source in sources.items() for key in keys.split(", ")}
+    if place in stated:
+        return stated[place]
+    matches = [pattern for pattern in stated if fnmatchcase(place, pattern)]
+    return stated[max(matches, key=len)] if matches else None
