@@ -8,6 +8,7 @@ from windlass.cost import ArrayClock, PlanColumns
 from windlass.document import Document
 from windlass.planner.result import Change, EvaluatedPlan
 from windlass.planner.search.evaluate import evaluate
+from windlass.planner.search.phase_search import TruncatedPlan
 from windlass.planner.space.plan_space import PlanSpace
 from windlass.schema import (
     AttentionRate,
@@ -73,13 +74,18 @@ def sensitivities(
 def larger_batch(space: PlanSpace, best: EvaluatedPlan) -> Change | None:
     """The plan with twice the micro-batches; None if that saves less than 1 % of a token's time.
 
-    More micro-batches need no more memory, and share the pipeline's bubble, the update and what
-    replicas send each other.
+    Without phases more micro-batches need no more memory. They share the pipeline's bubble, the
+    update and what replicas send each other.
     """
     plan, prediction = best
     batch = plan.batch.model_copy(update={"accumulation": 2 * plan.batch.accumulation})
     twice = plan.model_copy(update={"batch": batch})
     peak = prediction.peaks[0]
+    if plan.is_offloaded("parameters"):
+        short = TruncatedPlan(twice, space.graph, space.machine)
+        least_cost = short.step_seconds / (2 * prediction.step_seconds) - 1
+        if least_cost > -_LEAST_GAIN or short.peak_bytes > peak.capacity_bytes:
+            return None
     double = evaluate(twice, space.graph, space.machine, budget_bytes=peak.capacity_bytes)
     cost = double.step_seconds / (2 * prediction.step_seconds) - 1
     if cost > -_LEAST_GAIN or not double.fits:
