@@ -14,8 +14,7 @@ from windlass.planner.choose import choose_plan
 from windlass.planner.result import run_seconds
 from windlass.planner.search.evaluate import evaluate
 from windlass.planner.search.phase_bounds import (
-    StateExchanges,
-    StateTransfers,
+    PhasePrices,
     min_step_seconds,
 )
 from windlass.planner.search.phase_search import TruncatedPlan
@@ -159,12 +158,7 @@ def test_no_plan_in_phases_is_faster_or_smaller_than_its_bounds(seed: int):
         short = TruncatedPlan(plan, graph, on)
         seconds = prediction.step_seconds * (1 + 1e-9)
         table = PhaseTable.of(plan, [plan.stages], graph)
-        passes = ArrayClock(plan, graph, on).pass_seconds(plan)
-        exchanges = StateExchanges(graph, on).of(plan)
-        transfers = StateTransfers(graph, on)
-        least_seconds = min_step_seconds(
-            plan, table, passes, exchanges, transfers.of(plan), overlap=transfers.overlap
-        )
+        least_seconds = min_step_seconds(plan, table, PhasePrices(ArrayClock(plan, graph, on)))
         assert (least_seconds <= seconds).all()
         assert short.step_seconds <= seconds
         assert short.peak_bytes == prediction.peaks[0].peak_bytes

@@ -15,8 +15,7 @@ from windlass.planner.result import PlanningResult
 from windlass.planner.search.bounds import ConfigBounds
 from windlass.planner.search.phase_bounds import (
     PhaseMemory,
-    StateExchanges,
-    StateTransfers,
+    PhasePrices,
     min_step_seconds,
 )
 from windlass.planner.search.phase_search import PhaseSearch, TruncatedPlan
@@ -124,8 +123,9 @@ def case(seed: int) -> tuple[PlanSpace, list[tuple[Plan, Prediction]]]:
 
 
 def fastest_in_phases(space: PlanSpace, budget: int) -> tuple[Plan, Prediction]:
-    bounds = ConfigBounds(space, ArrayClock(space.base, space.graph, space.machine))
-    return PhaseSearch(space).search(budget, bounds).best[0]
+    clock = ArrayClock(space.base, space.graph, space.machine)
+    bounds, search = ConfigBounds(space, clock), PhaseSearch(space, PhasePrices(clock))
+    return search.search(budget, bounds).best[0]
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -157,15 +157,11 @@ def test_no_lower_bound_exceeds_its_plan(seed: int):
         outputs = plan.is_offloaded("activations")
         (least,) = memory.of_fullest_stage(table, offloads_activations=outputs)
         assert process_bytes + least <= budget, plan
-        passes = ArrayClock(plan, graph, on).pass_seconds(plan)
-        exchanges = StateExchanges(graph, on).of(plan)
-        transfers = StateTransfers(graph, on)
+        prices = PhasePrices(ArrayClock(plan, graph, on))
         tier = offload_tiers(on)[0]
         both_ways = tier.transfer_seconds(1, 0) + tier.transfer_seconds(0, 1)
-        least_seconds = min_step_seconds(
-            plan, table, passes, exchanges, transfers.of(plan), overlap=transfers.overlap,
-            outputs=memory.offloaded_outputs(table) * both_ways if outputs else None,
-        )  # fmt: skip
+        moved = memory.offloaded_outputs(table) * both_ways if outputs else None
+        least_seconds = min_step_seconds(plan, table, prices, moved)
         assert (least_seconds <= seconds).all(), plan
         assert short.peak_bytes == budget, plan
         assert short.step_seconds <= seconds, plan

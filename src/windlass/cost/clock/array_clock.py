@@ -13,7 +13,7 @@ from windlass.cost.clock.least_bytes import LeastBytes
 from windlass.cost.clock.pass_arrays import PassArrays
 from windlass.cost.clock.plan_batch import PlanBatch
 from windlass.cost.clock.plan_columns import LayerConfig, PlanColumns
-from windlass.cost.clock.price_keys import ExchangeKey, PassWay
+from windlass.cost.clock.price_keys import ExchangeKey, PassWay, StateKey
 from windlass.cost.clock.stack_bytes import StackBytes
 from windlass.cost.clock.stage_layout import StageLayout
 from windlass.cost.clock.step_walk import StageEnds, stage_ends
@@ -151,8 +151,10 @@ class ArrayClock:
         config, prices, batch = LayerConfig.of(plan), self._prices, plan.batch
         bounds = *(stage.first_layer for stage in plan.stages), self.graph.layers
         layout, accumulates = self._layout(plan.parallel.pipeline, bounds), batch.accumulation > 1
-        stack, selective = self.machine.stack, np.zeros(self.graph.layers, dtype=bool)
-        between = plan.parallel.pipeline if stack is not None and stack.stages_adjacent else 1
+        between, selective = (
+            prices.between(plan.parallel.pipeline),
+            np.zeros(self.graph.layers, bool),
+        )
         exchange = ExchangeKey(plan.parallel.data, 1, accumulates, between)
         selective[list(selective_layers(plan))] = True
 
@@ -170,6 +172,17 @@ class ArrayClock:
         return np.array(
             [seconds("forward"), seconds("recompute"), backward + first, backward + later]
         )
+
+    def exchange_seconds(self, plan: Plan) -> Floats:
+        """Seconds of each layer's gather and reduction, and the part of that beside passes.
+
+        The axes are `[3, layer]`.
+        """
+        degrees, data, pipeline = plan.sharding, plan.parallel.data, plan.parallel.pipeline
+        sums, between = plan.batch.accumulation > 1, self._prices.between(pipeline)
+        config, parts = LayerConfig.of(plan), (data, degrees.parameters, degrees.optimizer)
+        price = self._prices.state(StateKey(config, sums, *parts, between))
+        return np.array([price.gather, price.reduce, price.overlapped])[:, self._prices.columns]
 
     @property
     def columns(self) -> Ints:

@@ -190,6 +190,11 @@ class LayerPrices:
             known.update(zip(missing, seconds.T, strict=True))
         return [known[micro] for micro in micros]
 
+    def between(self, pipeline: int) -> int:
+        """Number of stages if they lie between replicas, else 1."""
+        stack = self._machine.stack
+        return pipeline if stack is not None and stack.stages_adjacent else 1
+
     def kinds(
         self, config: LayerConfig, loss: Literal["fused"] | None = None
     ) -> tuple[LayerKind, ...]:

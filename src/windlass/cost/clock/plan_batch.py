@@ -92,8 +92,9 @@ class PlanBatch:
         sums = self.reshards & (columns.accumulation > 1)
         keys, place = distinct(columns.config, columns.data, sharing, sums, columns.micro)
         micros: dict[tuple[LayerConfig, ExchangeKey], list[int]] = {}
+        between = self.prices.between(self.shape.pipeline)
         for config, data, parameters, accumulates, micro in keys:
-            exchange = ExchangeKey(data, parameters, bool(accumulates), self._between)
+            exchange = ExchangeKey(data, parameters, bool(accumulates), between)
             micros.setdefault((configs[config], exchange), []).append(micro)
         return list(micros.items()), place
 
@@ -221,17 +222,11 @@ class PlanBatch:
     @cached_property
     def state_keys(self) -> list[StateKey]:
         """The distinct ways in which plans hold and exchange state."""
-        between = self._between
+        between = self.prices.between(self.shape.pipeline)
         return [
             StateKey(self.columns.configs[config], bool(accumulates), data, parts, degree, between)
             for config, accumulates, data, parts, degree in self._distinct_states[0]
         ]
-
-    @property
-    def _between(self) -> int:
-        """Number of stages if they lie between replicas, else 1."""
-        stack = self.machine.stack
-        return self.shape.pipeline if stack is not None and stack.stages_adjacent else 1
 
     @cached_property
     def _distinct_states(self) -> tuple[list[tuple[int, ...]], Ints]:

@@ -10,7 +10,8 @@ from windlass.planner.result import EvaluatedPlan, run_seconds
 from windlass.planner.search.best_first import BestFirst
 from windlass.planner.search.bounds import ConfigBounds
 from windlass.planner.search.evaluate import evaluate
-from windlass.planner.search.phase_search import PhasePrices, PhaseSearch
+from windlass.planner.search.phase_bounds import PhasePrices
+from windlass.planner.search.phase_search import PhaseSearch
 from windlass.planner.search.search_result import SearchResult, run_rank
 from windlass.planner.space.pins import broken_pins, excludes_phases
 from windlass.planner.space.plan_space import PlanSpace
@@ -34,7 +35,7 @@ class Findings:
         key = _findings_key(space)
         if key not in self._prices:
             clock = ArrayClock(space.base, space.graph, space.machine)
-            self._prices[key] = clock, PhasePrices.of(space.graph, space.machine)
+            self._prices[key] = clock, PhasePrices(clock)
         return self._prices[key]
 
     def keep(self, space: PlanSpace, plan: Plan) -> None:

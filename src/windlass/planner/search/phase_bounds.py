@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from windlass.cost import Bools, Floats, InstructionCosts, Ints
+from windlass.cost import ArrayClock, Floats, Ints
 from windlass.planner.space.phase_space import state_key
 from windlass.planner.space.phase_table import PhaseTable, sums_before
 from windlass.program import (
@@ -16,7 +16,7 @@ from windlass.program import (
     sparse_gradient_bytes,
     tied_owner_layers,
 )
-from windlass.schema import Graph, Machine, Plan
+from windlass.schema import Graph, Plan
 
 
 class LayerState(NamedTuple):
@@ -161,24 +161,34 @@ class PhaseMemory:
         return np.asarray(staying)
 
 
-class StateExchanges:
-    """Least seconds for which replicas exchange weights and gradients of plans in phases.
+class PhasePrices:
+    """Least seconds of what plans in phases do beside passes, found once for those with one state.
 
-    Sharded weights are gathered before a phase runs forward, and again before it runs backward
-    unless it is the last; gradients are reduced once. A device does nothing else in the part that
-    does not overlap. Tied weights may stay for another phase, so that they count once.
+    Replicas exchange: sharded weights are gathered before a phase runs forward, and again before it
+    runs backward unless it is the last; gradients are reduced once. A device does nothing else in
+    the part that does not overlap. Tied weights may stay for another phase, so that they count
+    once.
+
+    Tiers transfer: with clipped gradients a layer's update waits for the next step, in which all
+    updates come before any backward pass; the gradients leave before their norm is known. Layers
+    outside a stage's first phase do so, and the weights of all outside its last come before they
+    run backward. All pass one queue.
 
     Args:
-        graph: the graph that the plans partition.
-        machine: the machine that they run on.
+        clock: prices plans of one model on one machine.
     """
 
-    def __init__(self, graph: Graph, machine: Machine) -> None:
-        self._graph, self._machine = graph, machine
-        self._again = _surely_fetched_again(graph)
-        self._known: dict[tuple[object, ...], tuple[Floats, Floats, Floats]] = {}
+    def __init__(self, clock: ArrayClock) -> None:
+        self.clock, self._graph, self._machine = clock, clock.graph, clock.machine
+        self._tiers = {tier.name: tier for tier in clock.machine.device.tiers}
+        self._exchanges: dict[tuple[object, ...], tuple[Floats, Floats, Floats]] = {}
+        self._transfers: dict[tuple[object, ...], tuple[Floats, Floats, Floats]] = {}
+        owners = [owner for owners in tied_owner_layers(clock.graph) for owner in owners]
+        self._again = np.arange(clock.graph.layers) >= clock.graph.first_trained
+        """Whether weights surely come again before a phase runs backward that is not the last."""
+        self._again[owners] = False
 
-    def of(self, plan: Plan) -> tuple[Floats, Floats, Floats]:
+    def exchanges(self, plan: Plan) -> tuple[Floats, Floats, Floats]:
         """Seconds of all layers before each: in a step, again for phases but the last, reductions.
 
         All reductions of a stage follow each other, beside passes or not.
@@ -187,71 +197,23 @@ class StateExchanges:
             plan: what the plans share, offloaded to any tier.
         """
         key = state_key(plan)
-        if key not in self._known:
-            once, again, reduce = self._layer_seconds(plan)
-            again = np.where(self._again, again, 0.0)
-            self._known[key] = sums_before(once), sums_before(again), sums_before(reduce)
-        return self._known[key]
+        if key not in self._exchanges:
+            gather = reduce = beside = np.zeros(self._graph.layers)
+            if plan.parallel.replicas > 1 and self._machine.stack is None:
+                gather, reduce, beside = self.clock.exchange_seconds(plan)
+            again = np.where(self._again, gather, 0.0)
+            once, again, reduce = sums_before((gather + reduce - beside, again, reduce))
+            self._exchanges[key] = once, again, reduce
+        return self._exchanges[key]
 
-    def _layer_seconds(self, plan: Plan) -> Floats:
-        """Seconds of each layer's exchanges, of its gather and of its reduction, `[3, layer]`."""
-        layers, parallel = self._graph.layers, plan.parallel
-        if parallel.replicas == 1 or self._machine.stack is not None:
-            return np.zeros((3, layers))
-        costs = InstructionCosts(plan, self._graph, self._machine)
-        known: dict[str, tuple[float, float, float]] = {}
-        for layer, kind in enumerate(self._graph.layer_kinds()):
-            if kind.name not in known:
-                gather = reduce = beside = 0.0
-                if plan.sharding.parameters > 1 and kind.parameter_count:
-                    gather = costs.communication_seconds(Instruction("unshard_weights", layer))
-                if kind.trained_count:
-                    each = Instruction("reduce_grads", layer)
-                    reduce = costs.communication_seconds(each)
-                    beside = costs.communication.overlapped_seconds(each)
-                known[kind.name] = gather + reduce - beside, gather, reduce
-        return np.array([known[kind.name] for kind in self._graph.layer_kinds()]).T
-
-
-def _surely_fetched_again(graph: Graph) -> Bools:
-    """Whether weights come again before a phase runs backward that is not the last, `[layer]`.
-
-    Those of layers without a backward pass need not, and tied ones may have stayed.
-    """
-    again = np.arange(graph.layers) >= graph.first_trained
-    again[[owner for owners in tied_owner_layers(graph) for owner in owners]] = False
-    return again
-
-
-class StateTransfers:
-    """Least seconds for which the state of layers is transferred.
-
-    With clipped gradients a layer's update waits for the next step, in which all updates come
-    before any backward pass; the gradients leave before their norm is known. Layers outside a
-    stage's first phase do so, and the weights of all outside its last come before they run
-    backward. All pass one queue.
-
-    Args:
-        graph: the graph that the plans partition.
-        machine: the machine that they run on.
-    """
-
-    def __init__(self, graph: Graph, machine: Machine) -> None:
-        self._graph = graph
-        self._tiers = {tier.name: tier for tier in machine.device.tiers}
-        self._again = _surely_fetched_again(graph)
-        self._known: dict[tuple[object, ...], tuple[Floats, Floats, Floats]] = {}
-        self.overlap = machine.overlaps_transfers
-        """Whether a device computes while it transfers."""
-
-    def of(self, plan: Plan) -> tuple[Floats, Floats, Floats]:
+    def transfers(self, plan: Plan) -> tuple[Floats, Floats, Floats]:
         """Seconds of updates, of gradients and of weights of all layers before each.
 
         Args:
             plan: what the plans share, offloaded to a tier.
         """
         key = *state_key(plan), plan.offload.parameters
-        if key not in self._known:
+        if key not in self._transfers:
             traffic, kinds = TierTraffic(plan, self._graph), tuple(self._graph.layer_kinds())
             lasts = {kind.name: layer for layer, kind in enumerate(kinds)}
 
@@ -265,22 +227,18 @@ class StateTransfers:
                         self._tiers[tier].transfer_seconds(*moved)
                         for tier, moved in (each.items() if moves else ())
                     )
-                return sums_before([times[each.name] for each in kinds])
+                return np.array([times[each.name] for each in kinds])
 
-            weights = np.where(self._again, np.diff(seconds("prefetch_weights")), 0.0)
-            self._known[key] = seconds("update"), seconds("offload_grads"), sums_before(weights)
-        return self._known[key]
+            weights = np.where(self._again, seconds("prefetch_weights"), 0.0)
+            update, gradients, weights = sums_before(
+                (seconds("update"), seconds("offload_grads"), weights)
+            )
+            self._transfers[key] = update, gradients, weights
+        return self._transfers[key]
 
 
 def min_step_seconds(
-    plan: Plan,
-    table: PhaseTable,
-    times: Floats,
-    exchanges: tuple[Floats, Floats, Floats],
-    transfers: tuple[Floats, Floats, Floats],
-    *,
-    overlap: bool,
-    outputs: Floats | None = None,
+    plan: Plan, table: PhaseTable, prices: PhasePrices, outputs: Floats | None = None
 ) -> Floats:
     """Least seconds of a step: one way through all stages, or the passes of its slowest, `[plan]`.
 
@@ -292,14 +250,12 @@ def min_step_seconds(
     Args:
         plan: what the plans share.
         table: the plans.
-        times: their passes, as of `ArrayClock.pass_seconds`.
-        exchanges: what replicas exchange, as of `StateExchanges`.
-        transfers: what is transferred, as of `StateTransfers`.
-        overlap: whether that may overlap with passes.
+        prices: what they do beside their passes, and the clock.
         outputs: seconds in which activations are offloaded and come back, `[phase]`; None means
             that they stay.
     """
     row, begin, end, count = table.plan, table.begin, table.end, plan.batch.accumulation
+    times = prices.clock.pass_seconds(plan)
     forward, _, first, backward = sums_before(times)
     again = sums_before(np.where(table.recomputed, times[1], 0.0))
     onward = count * (forward[end] - forward[begin])
@@ -308,17 +264,17 @@ def min_step_seconds(
     is_on_way = (end < table.stage_end) | (table.stage_end == times.shape[1])
     is_on_way_back = (begin > table.stage_begin) | (table.stage_begin == 0)
     way = np.where(is_on_way, onward, 0.0) + np.where(is_on_way_back, back, 0.0)
-    once, gathered_again, reductions = (sums[end] - sums[begin] for sums in exchanges)
+    once, gathered_again, reductions = (sums[end] - sums[begin] for sums in prices.exchanges(plan))
     stages = table.by_device(onward + back + once + np.where(table.turns, 0.0, gathered_again))
     one_way = forward[end] - forward[begin] + again[row, end] - again[row, begin]
     one_way += np.minimum(first[end] - first[begin], backward[end] - backward[begin])
     first_chunk = table.stays & (begin == table.stage_begin) & (end == table.stage_end)
     fill = table.by_device(np.where(first_chunk, one_way, 0.0))
     stages += np.cumsum(fill, axis=1) - fill
-    updates, gradients, weights = (sums[end] - sums[begin] for sums in transfers)
+    updates, gradients, weights = (sums[end] - sums[begin] for sums in prices.transfers(plan))
     moved = np.where(table.stays, 0.0, updates + gradients) + np.where(table.turns, 0.0, weights)
     moving = table.by_device(moved if outputs is None else moved + outputs)
-    if overlap:
+    if prices.clock.machine.overlaps_transfers:
         late = table.by_device(np.where(table.stays, 0.0, updates) + back)
         stages = np.maximum(np.maximum(stages, late), moving)
     else:

@@ -18,7 +18,7 @@ from heapq import heapify, heappop, heappush
 from itertools import count
 from math import inf
 from operator import itemgetter
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import numpy as np
 
@@ -31,8 +31,7 @@ from windlass.planner.search.phase_bounds import (
     LayerPasses,
     LayerState,
     PhaseMemory,
-    StateExchanges,
-    StateTransfers,
+    PhasePrices,
     min_step_seconds,
 )
 from windlass.planner.space.options import offload_tiers
@@ -68,20 +67,11 @@ class PhaseSearchResult(NamedTuple):
 def may_fit_in_phases(space: PlanSpace, budget_bytes: int) -> bool:
     """Whether some plan in phases may fit, as far as short programs tell."""
     clock = ArrayClock(space.base, space.graph, space.machine)
-    bounds = ConfigBounds(space, clock, budget_bytes)
-    return next(PhaseSearch(space).fitting(budget_bytes, bounds, inf), None) is not None
-
-
-class PhasePrices(NamedTuple):
-    """Seconds of what plans in phases do beside their passes, on any number of micro-batches."""
-
-    exchanges: StateExchanges
-    transfers: StateTransfers
-
-    @classmethod
-    def of(cls, graph: Graph, machine: Machine) -> Self:
-        """Prices of a model's plans on a machine, of which none is known yet."""
-        return cls(StateExchanges(graph, machine), StateTransfers(graph, machine))
+    bounds, search = (
+        ConfigBounds(space, clock, budget_bytes),
+        PhaseSearch(space, PhasePrices(clock)),
+    )
+    return next(search.fitting(budget_bytes, bounds, inf), None) is not None
 
 
 class _Shape(NamedTuple):
@@ -98,14 +88,13 @@ class PhaseSearch:
 
     Args:
         space: what is open; `request.phases` pins the phases of a stage.
-        prices: of plans of the same model and machine; None makes new ones.
+        prices: of plans of the same model and machine.
     """
 
-    def __init__(self, space: PlanSpace, prices: PhasePrices | None = None) -> None:
+    def __init__(self, space: PlanSpace, prices: PhasePrices) -> None:
         self._space, self._state = space, OffloadedState(space)
         self._sizes = PhaseSizes(space, self._state)
-        prices = prices or PhasePrices.of(space.graph, space.machine)
-        self._exchanges, self._transfers = prices
+        self._prices = prices
         self._bases: dict[_Shape, tuple[Plan, ...]] = {}
         self._seconds: dict[tuple[_Shape, int], Floats] = {}
         self._short: dict[Plan, TruncatedPlan] = {}
@@ -192,7 +181,7 @@ class PhaseSearch:
             self._bases[shape] = tuple(plans_of(self._space, *shape))
         for index, base in enumerate(self._bases[shape]):
             offloaded = with_state_on(base, nearest, activations=False)
-            once, again, alone = self._exchanges.of(offloaded)
+            once, again, alone = self._prices.exchanges(offloaded)
             if base.parallel.schedule == "interleaved":
                 least = even + once[-1] / shape.pipeline
             else:
@@ -207,7 +196,7 @@ class PhaseSearch:
                 continue
             plan, key = with_chunks(offloaded, table.stages[0]), (shape, index)
             if key not in self._seconds:
-                self._seconds[key] = self._least_seconds(plan, table)
+                self._seconds[key] = min_step_seconds(plan, table, self._prices)
             seconds = self._seconds[key]
             near = np.flatnonzero(seconds < self.best_seconds).tolist()
             places = self._sizes.places(base, table, self._budget_bytes) if near else []
@@ -215,20 +204,6 @@ class PhaseSearch:
             if rows and not plan_errors(plan, graph, machine):
                 for row in rows:
                     yield float(seconds[row]), with_chunks(offloaded, table.stages[row])
-
-    def _least_seconds(
-        self, plan: Plan, table: PhaseTable, outputs: Floats | None = None
-    ) -> Floats:
-        """Least seconds of a step, `[plan]`; `outputs` as of `min_step_seconds`."""
-        return min_step_seconds(
-            plan,
-            table,
-            self._bounds.clock.pass_seconds(plan),
-            self._exchanges.of(plan),
-            self._transfers.of(plan),
-            overlap=self._transfers.overlap,
-            outputs=outputs,
-        )
 
     def _with_offload_tiers(self, plan: Plan) -> Iterator["TruncatedPlan"]:
         """The plan offloaded to the nearest tier that holds it, if it fits.
@@ -244,7 +219,7 @@ class PhaseSearch:
                 nbytes = self._sizes.memory(plan).offloaded_outputs(table)
                 both_ways = tier.transfer_seconds(1, 0) + tier.transfer_seconds(0, 1)
                 outputs = np.asarray(nbytes * both_ways, dtype=np.float64)
-            if self._least_seconds(offloaded, table, outputs)[0] >= self.best_seconds:
+            if min_step_seconds(offloaded, table, self._prices, outputs)[0] >= self.best_seconds:
                 continue
             short = self._short.setdefault(offloaded, TruncatedPlan(offloaded, graph, machine))
             if (
