@@ -47,7 +47,7 @@ _EQUAL = 1e-9
 _SPLIT_FACTOR = {
     "products": 1.3,
     "passes": 1.15,
-    "stages": 1.06,
+    "stages": 1.03,
     "sharing": 1.02,
     "memory": 1.02,
     "step": 1.0,
