@@ -46,7 +46,7 @@ _EQUAL = 1e-9
 
 _SPLIT_FACTOR = {
     "products": 1.3,
-    "passes": 1.15,
+    "passes": 1.03,
     "stages": 1.03,
     "sharing": 1.02,
     "memory": 1.02,
