@@ -7,7 +7,6 @@
 
 import argparse
 import math
-import os
 import re
 import tempfile
 from pathlib import Path
@@ -117,19 +116,19 @@ def apart(ours: Tensor, theirs: Tensor) -> float:
     return float((ours.double() - theirs.double()).abs().max()) / largest
 
 
-def cell(model_type: str, way: Way) -> str:
+def cells(model_type: str, way: Way) -> list[str]:
     """What the table says of one way to train a model."""
+    columns = {"memory": ("losses", "logits", "phases"), "stages": ("losses",)}
     with tempfile.TemporaryDirectory() as folder:
         try:
             result = prove(model_type, way, Path(folder))
         except WindlassError as error:
-            reason = re.search(r"because (.*?);|(takes images)", str(error).replace(folder, ""))
-            return f"refused: {(reason[1] or reason[2]) if reason else error}"
-    numbers = [f"{key} {value:.1e}" for key, value in result.items() if key != "phases"]
-    if way == "memory":
-        phases = result["phases"]
-        numbers.append(f"phases {phases:.1e} apart" if phases else "phases: same bits")
-    return ", ".join(numbers)
+            reason = re.search(r"because (.*?);|(takes images)", str(error))
+            refused = (reason[1] or reason[2]) if reason else str(error).replace(folder, "")
+            return [f"refused: {refused}", *columns.get(way, ("weights",))[1:]]
+    if "phases" in result and not result["phases"]:
+        return [f"{result['losses']:.1e}", f"{result['logits']:.1e}", "same bits"]
+    return [f"{result[column]:.1e}" for column in columns.get(way, ("weights",))]
 
 
 def main() -> None:
@@ -139,14 +138,13 @@ def main() -> None:
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
     for model_type in options.model_types:
-        row = f"| `{model_type}` | {' | '.join(cell(model_type, way) for way in WAYS)} |"
+        columns = [each for way in WAYS for each in cells(model_type, way)]
+        row = f"| `{model_type}` | {' | '.join(columns)} |"
         print(row, flush=True)
         if options.write:
-            text = DOCS.read_text(encoding="utf-8")
-            text = re.sub(rf"^\| `{model_type}` \|.*$", lambda _: row, text, flags=re.MULTILINE)  # noqa: B023
-            scratch = DOCS.with_suffix(f".{os.getpid()}")
-            scratch.write_text(text, encoding="utf-8")
-            scratch.replace(DOCS)
+            lines = DOCS.read_text(encoding="utf-8").splitlines()
+            lines = [row if line.startswith(f"| `{model_type}` |") else line for line in lines]
+            DOCS.write_text("\n".join([*lines, ""]), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -119,7 +119,9 @@ def test_what_two_ranks_contribute_is_the_whole_gradient(model_type: str, tmp_pa
         sums[owner] = sums[owner] + sums.pop(tied, 0)
         expected.pop(tied, None)
     assert sums.keys() == expected.keys()
+    rounding = 1e-7 * max(float(gradient.abs().max()) for gradient in expected.values())
     for key, gradient in expected.items():
-        # Norms of transformers compute in float32; a share that lacks or counts twice is far off.
+        # Norms and recurrences of transformers compute in float32. A share that lacks or counts
+        # twice is far off.
         difference = float((sums[key] - gradient).abs().max())
-        assert difference <= 1e-5 * float(gradient.abs().max()) + 1e-12, key
+        assert difference <= 1e-5 * float(gradient.abs().max()) + rounding, key

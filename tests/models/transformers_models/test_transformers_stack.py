@@ -1,6 +1,8 @@
 """Models of transformers as stacks of layers, by transformers' own code."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -231,3 +233,17 @@ def test_one_file_counts_before_an_index_as_in_transformers(tmp_path: Path):
 
     loaded = type(model).from_pretrained(tmp_path)
     assert torch.equal(layer.weight, loaded.get_input_embeddings().weight)
+
+
+@pytest.mark.slow
+def test_a_model_is_built_without_a_word_of_the_packages_that_its_library_imports(tmp_path: Path):
+    name, _ = tiny_folder("olmo2", tmp_path)
+    code = (
+        "from windlass.models.build import build_layer_stack; "
+        f"build_layer_stack({name!r}, {{}}, device='meta')"
+    )
+
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert not run.stdout
+    assert not run.stderr

@@ -238,11 +238,16 @@ def _model_class(folder: ModelFolder, content: Mapping[str, Any]) -> Any:  # noq
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keeps warnings of transformers, which are of its own use, from the output."""
-    log = logging.getLogger("transformers")
-    level = log.level
-    log.setLevel(logging.ERROR)
+    """Keeps warnings of transformers, which are of its own use, from the output.
+
+    So are those of torchao, which it imports: of kernels for GPUs that are not here.
+    """
+    names = ("transformers", "torchao", "torch.utils._pytree")
+    levels = {log: log.level for log in map(logging.getLogger, names)}
     try:
+        for log in levels:
+            log.setLevel(logging.ERROR)
         yield
     finally:
-        log.setLevel(level)
+        for log, level in levels.items():
+            log.setLevel(level)
