@@ -15,6 +15,7 @@ from windlass.models.build import build_layer_stack
 from windlass.models.layer_stack import materialize_layer
 from windlass.schema import LoraRequest
 
+pytestmark = pytest.mark.slow
 STEPS, RATE = 4, 3e-3
 WORDS = (
     f"train.steps={STEPS}", "train.save_every=2", "train.batch=4", "train.evaluate_sequences=1",
@@ -152,7 +153,6 @@ def test_what_is_written_is_what_transformers_generates(home: Path, folder: Path
     assert ours == tokenizer.decode(theirs[0, prompt.shape[1] :], skip_special_tokens=True)
 
 
-@pytest.mark.slow
 def test_two_replicas_learn_as_a_plain_loop_does(home: Path, folder: Path):
     ours = losses(home, folder, "parallel.data=2")
 
