@@ -26,6 +26,8 @@ DRAWN = {
     "pod256.svg": "plan gpt3-175b --on ipu-pod256 train.batch=128 train.sequence=2048"
     " parallel.pipeline=1 parallel.tensor=8x8 parallel.data=4 sharding.parameters=4"
     " sharding.optimizer=4 --only mesh",
+    "compare.svg": "machines compare gpt2-1.5b train.batch=256 --on v100 a100-80gb h100 h200"
+    " dgx-v100-32gb dgx-a100-80gb dgx-h100 dgx-h200 cs-2 cs-3 ipu-m2000 sn30",
     "dataflow.svg": "dataflow gpt3-13b --on sn30-rdu --role feed-forward",
 }
 NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
