@@ -135,9 +135,7 @@ def shortened(text: str) -> str:
         "--from|--plan", text
     ):
         return with_keys(text, size_of(text))
-    if "--from" in text and "train.steps" not in text:
-        text += " train.steps=4"
-    return text
+    return with_keys(text, TINY) if "--from" in text else text
 
 
 def size_of(text: str) -> str:
