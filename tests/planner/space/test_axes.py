@@ -12,11 +12,12 @@ def axes(devices: int, *pins: str) -> str:
 
 
 def test_axes_are_named_as_searched_pinned_or_closed():
-    searched, pinned, closed = axes(2, "parallel.data=1", "recompute=full").split("; ")
+    searched, pinned, closed, listed = axes(2, "parallel.data=1", "recompute=full").split("; ")
     assert "parallel.context" in searched
     assert "parallel.pipeline" in searched
     assert pinned == "the request pins parallel.data, recompute"
     assert "phases" in closed  # the machine has no tier to hold them
+    assert listed.startswith("of virtual stages 2, 3, 4")  # 5 may be pinned
 
 
 def test_one_device_has_no_parallel_choice():

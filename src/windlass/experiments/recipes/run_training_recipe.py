@@ -14,6 +14,7 @@ from windlass.experiments.recipes.training_recipe import (
 )
 from windlass.inference import evaluate
 from windlass.jobs import HERE, NO_OBJECTS, Planned, Progress, load, plan_request, prepare_data
+from windlass.planner import Findings
 from windlass.schema import EVALUATIONS_FOLDER, Request, Step, TaskScore
 from windlass.training import (
     Run,
@@ -110,10 +111,14 @@ def plan_training(
     Raises:
         WindlassError: what is wrong with a request or the machine.
     """
-    requests = (plan.request(part).model_copy(update={"machine": machine}) for part in plan.parts)
-    return tuple(
-        _with_packing(plan_request(request, NO_OBJECTS, progress), progress) for request in requests
-    )
+    findings, every = Findings(), []
+    for part in plan.parts:
+        request = plan.request(part).model_copy(update={"machine": machine})
+        planned = plan_request(request, NO_OBJECTS, progress, explains=False, findings=findings)
+        if planned.result.plan is None:  # What would help is said.
+            planned = plan_request(request, NO_OBJECTS, progress, findings=findings)
+        every.append(_with_packing(planned, progress))
+    return tuple(every)
 
 
 def _with_packing(planned: Planned, progress: Progress | None) -> Planned:

@@ -1,7 +1,8 @@
 """Axes: which choices of a plan a search had, in words."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+from windlass.planner.space.open_choices import MAX_VIRTUAL_STAGES, VIRTUAL_STAGES
 from windlass.planner.space.options import offload_tiers
 from windlass.planner.space.pins import excludes_phases, without_excluded_phases
 from windlass.planner.space.plan_space import PlanSpace
@@ -25,7 +26,22 @@ def explain_axes(space: PlanSpace, pinned: Sequence[str]) -> str:
         stack = space.machine.stack
         which = "model and machine leave" if stack is None else f"model and `{stack.name}` leave"
         parts.append(f"{which} no choice of {', '.join(closed)}")
-    return "; ".join(parts)
+    return "; ".join((*parts, *_listed(space, chosen)))
+
+
+def _listed(space: PlanSpace, chosen: Sequence[str]) -> Iterator[str]:
+    """Of which choices not all values that a request may name were searched, with those that were.
+
+    No argument rules the others out.
+    """
+    if "parallel.tensor" in chosen:
+        degrees = map(str, sorted(space.tensor_degrees))
+        yield f"of tensor-parallel degrees {', '.join(degrees)}"
+    if "parallel.virtual_stages" in chosen:
+        usual = ", ".join(map(str, VIRTUAL_STAGES))
+        yield (
+            f"of virtual stages {usual}, and up to {MAX_VIRTUAL_STAGES} that divide blocks evenly"
+        )
 
 
 def _is_open(space: PlanSpace) -> dict[str, bool]:

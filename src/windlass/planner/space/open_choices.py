@@ -45,10 +45,10 @@ from windlass.schema import (
 
 _SCHEDULES: tuple[PipelineSchedule, ...] = ("1f1b", "gpipe", "zero-bubble", "interleaved")
 
-_VIRTUAL_STAGES = (2, 3, 4, 6, 8, 12)
+VIRTUAL_STAGES = (2, 3, 4, 6, 8, 12)
 """Virtual stages that are tried for any number of blocks."""
 
-_MAX_VIRTUAL_STAGES = 24
+MAX_VIRTUAL_STAGES = 24
 """Most virtual stages of a stage: with more, messages took longer than the bubble they saved."""
 
 _LOGITS_SHARE = 1 / 16
@@ -382,5 +382,5 @@ class OpenChoices:
         blocks, rest = divmod(max(span.count for span in self.graph.layer_runs), pipeline)
         even = () if rest else divisors(blocks)[1:]
         return tuple(
-            sorted({*_VIRTUAL_STAGES, *(count for count in even if count <= _MAX_VIRTUAL_STAGES)})
+            sorted({*VIRTUAL_STAGES, *(count for count in even if count <= MAX_VIRTUAL_STAGES)})
         )
