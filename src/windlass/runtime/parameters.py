@@ -16,7 +16,7 @@ from windlass.runtime.optimizer_state.averages import Averaging
 from windlass.runtime.optimizer_state.dtypes import DTYPES, master_dtype, wide_dtype
 from windlass.runtime.optimizer_state.factored_moment import FactoredMoment
 from windlass.runtime.optimizer_state.state_format import StateFormat
-from windlass.schema import Precision, optimizer_law
+from windlass.schema import Precision
 from windlass.torch_ext import CpuDevice, StoredMoment
 
 NOT_LOADED = torch.empty(0)
@@ -191,26 +191,11 @@ class LayerParameters:
         return [weight for weight in self.used if not weight.frozen]
 
 
-@dataclass(frozen=True, kw_only=True)
-class ResidentLayer(LayerParameters):
-    """A layer whose weights and optimizer state are all in device memory."""
-
-    owned: tuple[MasterParameter, ...]
-
-    def checkpoint_tensors(self, *, moments: bool = True) -> Iterator[tuple[str, Tensor]]:
-        """The checkpoint entries of this layer, as (key, tensor)."""
-        yield from checkpoint_tensors(
-            self.owned, self.persistent_buffers, moments=moments,
-            frozen=[(weight.name, weight.working) for weight in self.frozen],
-        )  # fmt: skip
-
-
 def checkpoint_tensors(
     weights: Iterable[MasterParameter],
     buffers: Mapping[str, Tensor],
     *,
     frozen: Iterable[tuple[str, Tensor]] = (),
-    moments: bool = True,
     full: bool = True,
 ) -> Iterator[tuple[str, Tensor]]:
     """The checkpoint entries of some parameters, as (key, tensor).
@@ -225,7 +210,7 @@ def checkpoint_tensors(
     named = [(w.name if full else f"{w.name}{SHARD_SEPARATOR}{w.offset}", w) for w in weights]
     for name, weight in named:
         yield f"weight/{name}", weight.master
-    for name, weight in named if moments else ():
+    for name, weight in named:
         for which, moment in enumerate(weight.moments, start=1):
             yield f"moment{which}/{name}", moment.values
             if moment.scales is not None:
@@ -240,47 +225,32 @@ def checkpoint_tensors(
 
 
 def resident_layers(
-    stack: LayerStack,
-    *,
-    seed: int,
-    precision: Precision,
-    device: torch.device,
-    state: StateFormat | None = None,
-) -> tuple[ResidentLayer, ...]:
-    """The tensors of a full layer stack, materialized layer by layer.
+    stack: LayerStack, *, seed: int, precision: Precision, device: torch.device
+) -> tuple[LayerParameters, ...]:
+    """The weights of a full layer stack, materialized layer by layer, which nobody updates.
 
     Args:
         stack: the model; a layer on the meta device gets weights derived from `seed` and their
             names.
         seed: seed of the initial weights.
-        state: what the optimizer keeps of each weight; None means AdamW's moments.
     """
-    state = state or StateFormat(optimizer_law(None))
     weights: dict[str, ModelParameter] = {}
     layers = []
     for index, name in enumerate(stack.names):
         layer = materialize_layer(stack, index, seed=seed, device=str(device), tied=False)
-        names = [f"{name}.{inner}" for inner, _ in layer.named_parameters()]
-        owned, frozen = [], []
-        for full, parameter in zip(names, layer.parameters(), strict=True):
-            if full in stack.tied_weights:
-                continue
-            if parameter.requires_grad:
-                owned.append(
-                    whole_parameter(
-                        full, parameter, precision, state, hidden=is_hidden(index, stack)
-                    )
-                )
-                weights[full] = owned[-1]
-            else:
-                frozen.append(frozen_parameter(full, parameter.to(DTYPES[precision])))
-                weights[full] = frozen[-1]
+        named = {f"{name}.{inner}": weight for inner, weight in layer.named_parameters()}
+        own = {
+            full: _frozen_parameter(full, weight.to(DTYPES[precision]))
+            for full, weight in named.items()
+            if full not in stack.tied_weights
+        }
+        weights |= own
         layers.append(
-            ResidentLayer(
+            LayerParameters(
                 name=name,
-                owned=tuple(owned),
-                frozen=tuple(frozen),
-                used=tuple(weights[stack.tied_weights.get(full, full)] for full in names),
+                owned=(),
+                frozen=tuple(own.values()),
+                used=tuple(weights[stack.tied_weights.get(full, full)] for full in named),
                 buffers=tuple(layer.buffers()),
                 persistent_buffers=persistent_buffers(name, layer),
             )
@@ -306,13 +276,7 @@ def whole_parameter(
     )  # fmt: skip
 
 
-def frozen_parameter(name: str, working: Tensor) -> ModelParameter:
-    """A parameter that is never updated.
-
-    Args:
-        name: its full name.
-        working: its values in the run's precision, or `NOT_LOADED`.
-    """
+def _frozen_parameter(name: str, working: Tensor) -> ModelParameter:
     working = working.detach().contiguous()
     return ModelParameter(name=name, working=working, shape=working.shape, frozen=True)
 

@@ -33,13 +33,19 @@ from windlass.runtime.checkpoint.safetensors_io import (
     SavedFile,
     write_tensors,
 )
-from windlass.runtime.parameters import ResidentLayer, resident_layers
+from windlass.runtime.parameters import LayerParameters, checkpoint_tensors, resident_layers
 from windlass.torch_ext import device_for
 
 
-def make_saver(folder: Path, layers: tuple[ResidentLayer, ...]) -> AsyncSaver:
+def save_layer(layer: LayerParameters, to: Path) -> tuple[SavedFile, ...]:
+    weights = [(weight.name, weight.working) for weight in layer.frozen]
+    tensors = checkpoint_tensors((), layer.persistent_buffers, frozen=weights)
+    return param_store.write_checkpoint_file(tensors, to, None)
+
+
+def make_saver(folder: Path, layers: tuple[LayerParameters, ...]) -> AsyncSaver:
     def save(index: int, to: Path) -> tuple[SavedFile, ...]:
-        return param_store.write_checkpoint_file(layers[index].checkpoint_tensors(), to, None)
+        return save_layer(layers[index], to)
 
     return AsyncSaver(folder, len(layers), keep=2, save_layer=save, device=device_for("cpu"))
 
@@ -54,7 +60,7 @@ def layers(gpt: Callable[..., LayerStack]):
 
 
 @pytest.fixture
-def saver(layers: tuple[ResidentLayer, ...], folder: Path):
+def saver(layers: tuple[LayerParameters, ...], folder: Path):
     saver = make_saver(folder, layers)
     yield saver
     saver.close()
@@ -189,7 +195,7 @@ def test_if_every_checkpoint_is_damaged_all_are_named(saver: AsyncSaver, folder:
 
 
 def test_a_layer_may_not_change_before_it_is_saved(
-    layers: tuple[ResidentLayer, ...], folder: Path, monkeypatch: pytest.MonkeyPatch
+    layers: tuple[LayerParameters, ...], folder: Path, monkeypatch: pytest.MonkeyPatch
 ):
     saver = make_saver(folder, layers)
     reached = []
@@ -229,12 +235,12 @@ def test_a_full_disk_fails_the_save_and_keeps_the_previous_checkpoint(
 
 
 def test_a_folder_that_is_deleted_during_a_save_ends_it_without_an_error_and_stays_so(
-    layers: tuple[ResidentLayer, ...], folder: Path
+    layers: tuple[LayerParameters, ...], folder: Path
 ):
     def delete(index: int, to: Path) -> tuple[SavedFile, ...]:
         if index == 1:
             shutil.rmtree(folder)
-        return param_store.write_checkpoint_file(layers[index].checkpoint_tensors(), to, None)
+        return save_layer(layers[index], to)
 
     saver = AsyncSaver(folder, len(layers), keep=2, save_layer=delete, device=device_for("cpu"))
     save(saver, 1)

@@ -18,40 +18,27 @@ from windlass.runtime.checkpoint.convert_moments import (
     require_moments,
 )
 from windlass.runtime.checkpoint.layer_tensors import read_tensor, read_tensors
-from windlass.runtime.parameters import LayerParameters, MasterParameter, ResidentLayer
+from windlass.runtime.parameters import LayerParameters, MasterParameter
 from windlass.torch_ext import MomentCodec
 
 
 def load_checkpoint(
-    checkpoint: Checkpoint,
-    layers: Sequence[ResidentLayer],
-    *,
-    moments: bool = True,
-    indices: Sequence[int] | None = None,
+    checkpoint: Checkpoint, layers: Sequence[LayerParameters], indices: Sequence[int]
 ) -> None:
-    """Loads a checkpoint into the tensors of full layers.
+    """Loads weights and buffers of a checkpoint into full layers that nobody updates.
 
     Args:
-        layers: layers of the same model, in any precision and with moments in any format.
-        indices: the place of each layer in the model; None means that the layers are all of it.
+        layers: layers of the same model, in any precision.
+        indices: the place of each layer in the model.
 
     Raises:
         CheckpointError: the checkpoint belongs to another model.
     """
-    places = range(len(layers)) if indices is None else indices
-    for index, layer in zip(places, layers, strict=True):
-        file, manifest = checkpoint.path / layer_file(index), checkpoint.manifest
-        tensors = dict(layer.checkpoint_tensors(moments=False))
-        if moments:
-            tensors |= {f"steps/{weight.name}": weight.steps for weight in layer.owned}
+    for index, layer in zip(indices, layers, strict=True):
+        tensors = {f"weight/{weight.name}": weight.working for weight in layer.frozen}
+        tensors |= {f"buffer/{name}": each for name, each in layer.persistent_buffers.items()}
         if tensors:
-            read_tensors(file, tensors)
-        if moments and layer.owned:
-            load_moments(file, layer.owned, seed=manifest.seed, step=manifest.step)
-        for weight in layer.owned:
-            weight.refresh_working_copy()
-            if moments:
-                load_average(weight, read_average(file, weight.name))
+            read_tensors(checkpoint.path / layer_file(index), tensors)
 
 
 def load_weights(checkpoint: Checkpoint, stack: LayerStack) -> None:

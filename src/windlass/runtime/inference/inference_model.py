@@ -12,7 +12,7 @@ from windlass.runtime.checkpoint.checkpoint import Checkpoint
 from windlass.runtime.checkpoint.load_state import load_checkpoint
 from windlass.runtime.inference.kv_cache import KeyValueCaches
 from windlass.runtime.layer_templates import layer_templates
-from windlass.runtime.parameters import ResidentLayer, resident_layers
+from windlass.runtime.parameters import LayerParameters, resident_layers
 from windlass.schema import Precision
 
 
@@ -76,12 +76,12 @@ class InferenceModel:
             # Freed before the next phase is loaded, so that there are never two.
             del layers
 
-    def _forward(self, phase: range, layers: Sequence[ResidentLayer], x: Tensor) -> Tensor:
+    def _forward(self, phase: range, layers: Sequence[LayerParameters], x: Tensor) -> Tensor:
         for index, layer in zip(phase, layers, strict=True):
             x = self._templates[index].raw_output(layer.weights, layer.buffers, x)
         return x
 
-    def _load(self, phase: range) -> tuple[ResidentLayer, ...]:
+    def _load(self, phase: range) -> tuple[LayerParameters, ...]:
         """The layers of a phase, and for as long those whose weights they share."""
         stack = self._stack
         owners = {
@@ -102,7 +102,7 @@ class InferenceModel:
         )
         layers = resident_layers(part, seed=0, precision=self._precision, device=self._device)
         if self._checkpoint is not None:
-            load_checkpoint(self._checkpoint, layers, moments=False, indices=indices)
+            load_checkpoint(self._checkpoint, layers, indices)
         return tuple(layer for index, layer in zip(indices, layers, strict=True) if index in phase)
 
     def new_caches(self) -> KeyValueCaches | None:

@@ -39,7 +39,8 @@ from windlass.runtime.optimizer_state.averages import Averaging
 from windlass.runtime.optimizer_state.dtypes import DTYPES, grad_accum_dtype, stored_dtype
 from windlass.runtime.optimizer_state.factored_moment import FactoredMoment
 from windlass.runtime.optimizer_state.state_format import state_format
-from windlass.runtime.optimizers.optimizer import ParameterPart
+from windlass.runtime.optimizers.updates import Chunk
+from windlass.runtime.parameters import SHARD_SEPARATOR
 from windlass.schema import DEVICE_TIER, MomentFormat, Plan
 from windlass.torch_ext import MomentCodec, StoredMoment
 
@@ -344,12 +345,14 @@ class OffloadedLayerState:
                 gradient = part.of(gradient)
             if gradient.dtype != torch.float32:
                 gradient = staging.converted[:count].copy_(gradient)
+            # A shard of a weight is named with its first element.
+            name, _, first = self._layout.masters.extents[index].name.partition(SHARD_SEPARATOR)
+            # Filled on the device: copying a number to it would make the host wait.
+            updates = torch.full((), float(self._updates[index]), device=views.master.device)
             update_pass(
-                ParameterPart(
-                    name=self._layout.masters.extents[index].name, offset=part.first,
-                    master=views.master, moments=views.moments, gradient=gradient,
-                    updates=self._updates[index], decays=self._decays[index],
-                    average=views.average, factors=self._factors[index],
+                Chunk(
+                    name, part.first + int(first or 0), views.master, views.moments, gradient,
+                    None, updates, self._decays[index], views.average, self._factors[index],
                 )
             )  # fmt: skip
         part.of(request.weights[index].detach()).copy_(views.master)

@@ -10,11 +10,11 @@ from torch import Tensor
 from windlass.program import STAGING_BYTES
 from windlass.runtime.offload.direct_io import page_aligned_buffer, round_up_to_page
 from windlass.runtime.offload.state_layout import StateLayout
-from windlass.runtime.optimizers.optimizer import ParameterPart
+from windlass.runtime.optimizers.updates import Chunk
 from windlass.schema import Plan
 from windlass.torch_ext import PART_ELEMENTS, Device, StoredMoment
 
-UpdatePass = Callable[[ParameterPart], None]
+UpdatePass = Callable[[Chunk], None]
 """One pass of an optimizer step, for a part of one parameter, in place."""
 _SETS = 3
 """Parts in flight: one is read, one updated, one written."""

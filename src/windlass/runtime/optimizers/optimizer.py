@@ -3,13 +3,11 @@
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from windlass.runtime.optimizer_state.averages import averaging_of
-from windlass.runtime.optimizer_state.factored_moment import FactoredMoment
 from windlass.runtime.optimizers import muon
 from windlass.runtime.optimizers.gradient_norms import GradientNorms, flattened, in_groups
 from windlass.runtime.optimizers.learning_rate import NewestShares
@@ -22,7 +20,7 @@ from windlass.runtime.optimizers.weight_steps import (
     weight_step,
     whole_weight_passes,
 )
-from windlass.runtime.parameters import SHARD_SEPARATOR, MasterParameter
+from windlass.runtime.parameters import MasterParameter
 from windlass.schema import MomentFormat, TrainSettings, optimizer_law
 from windlass.torch_ext import (
     PART_ELEMENTS,
@@ -99,7 +97,7 @@ class Optimizer(GradientNorms):
 
     def part_passes(
         self, *, step: int, clip_divisor: Tensor | None
-    ) -> tuple[Callable[["ParameterPart"], None], ...]:
+    ) -> tuple[Callable[[Chunk], None], ...]:
         """What takes one step for whole weights part by part, in place: one or more passes.
 
         Each is called with every part of a layer's weights before the next one; `reads_gradient`
@@ -111,8 +109,8 @@ class Optimizer(GradientNorms):
         """
         hyper = self._hyperparameters(step, clip_divisor)
 
-        def update(part: ParameterPart) -> None:
-            chunk, own = _chunk_of(part), hyper(part.name, part.decays)
+        def update(chunk: Chunk) -> None:
+            own = hyper(chunk.name, chunk.decays)
             if self.codec is not None:
                 self._step_encoded(self.codec, chunk, own)
             else:
@@ -123,10 +121,10 @@ class Optimizer(GradientNorms):
         else:
             first, last = [], update
 
-        def update_and_average(part: ParameterPart) -> None:
-            last(part)
-            if self._average is not None and part.average is not None:
-                self._average.add([part.average], [part.master])
+        def update_and_average(chunk: Chunk) -> None:
+            last(chunk)
+            if self._average is not None and chunk.average is not None:
+                self._average.add([chunk.average], [chunk.master])
 
         return (*first, update_and_average)
 
@@ -171,19 +169,18 @@ class Optimizer(GradientNorms):
 
     def _weight_passes(
         self, hyper: Callable[[str, bool], Hyperparameters]
-    ) -> Iterator[Callable[["ParameterPart"], None]]:
+    ) -> Iterator[Callable[[Chunk], None]]:
         """The passes of an update that reads sums over whole weights."""
-        parts: dict[str, ParameterPart] = {}
+        chunks: dict[str, Chunk] = {}
         scratch = Scratch()
 
         def new_step(name: str) -> WeightStep:
-            part = parts[name]
-            own = hyper(part.name, part.decays)
-            return weight_step(self._law, own, part.factors, scratch, decays=part.decays)
+            chunk = chunks[name]
+            own = hyper(name, chunk.decays)
+            return weight_step(self._law, own, chunk.factors, scratch, decays=chunk.decays)
 
-        def visit(one_pass: Callable[[Chunk], None], part: ParameterPart) -> None:
-            chunk = _chunk_of(part)
-            parts[chunk.name] = part
+        def visit(one_pass: Callable[[Chunk], None], chunk: Chunk) -> None:
+            chunks[chunk.name] = chunk
             one_pass(chunk)
 
         return (partial(visit, each) for each in whole_weight_passes(self._law, new_step))
@@ -343,36 +340,3 @@ class Optimizer(GradientNorms):
                 updates=weight.steps if is_last else weight.steps.clone(),
             )
             start += len(master)
-
-
-class ParameterPart(NamedTuple):
-    """A contiguous part of one parameter with its optimizer state, for `Optimizer.part_passes`."""
-
-    name: str
-    """Full name of the parameter."""
-    offset: int
-    """First element of the part in the parameter; a multiple of `PART_ELEMENTS`."""
-    master: Tensor
-    """Master weights, updated in place."""
-    moments: tuple[StoredMoment, ...]
-    """Moments, updated in place."""
-    gradient: Tensor
-    """Gradient in float32."""
-    updates: int
-    """Updates that the parameter has had before this one."""
-    decays: bool
-    """Whether weight decay applies."""
-    average: Tensor | None = None
-    """Average of the weights, updated in place; None if none is kept."""
-    factors: FactoredMoment | None = None
-    """Second moment by rows and columns of the whole weight, updated in place; None if none is
-    kept."""
-
-
-def _chunk_of(part: ParameterPart) -> Chunk:
-    # Filled on the device: copying a number to it would make the host wait.
-    updates = torch.full((), float(part.updates), device=part.master.device)
-    # A shard of a weight is named with its first element.
-    name, _, first = part.name.partition(SHARD_SEPARATOR)
-    offset = part.offset + int(first or 0)
-    return Chunk(name, offset, part.master, part.moments, part.gradient, None, updates)

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.optim.adamw import adamw as torch_adamw
 from torch.optim.sgd import sgd as torch_sgd
 
+from windlass.runtime.optimizer_state.factored_moment import FactoredMoment
 from windlass.schema import OptimizerName, TrainSettings
 from windlass.torch_ext import StoredMoment
 
@@ -30,6 +31,12 @@ class Chunk(NamedTuple):
     """Working copy to refresh from the master; None where layers compute with the master itself."""
     updates: Tensor
     """`Float[]`: updates so far; the update increments it."""
+    decays: bool = True
+    """Whether weight decay applies, where a step is asked for it chunk by chunk."""
+    average: Tensor | None = None
+    """Average of the weights, there updated in place; None if none is kept."""
+    factors: FactoredMoment | None = None
+    """Second moment by rows and columns of the whole weight; None if none is kept."""
 
 
 class Hyperparameters(NamedTuple):
