@@ -70,21 +70,14 @@ def load_state(
     index = shard.index
     if not (shard.segments or shard.frozen_segments or layer.persistent_buffers):
         return
-    if shard.is_full_layer:
-        file, manifest = checkpoint.path / layer_file(index), checkpoint.manifest
+    file = checkpoint.path / layer_file(index)
+    if shard.is_full_layer and state.adopt(file, staging):
         buffers = layer.persistent_buffers.items()
         read_tensors(file, {f"buffer/{name}": buffer for name, buffer in buffers})
-        state.adopt_checkpoint(file, manifest.step, staging, seed=manifest.seed)
     else:
         weights = _new_segments(shard)
         load_layer_shard(checkpoint, index, weights, layer, shard.pieces)
-        state.create(
-            [weight.master.detach() for weight in weights], staging,
-            [weight.moments for weight in weights],
-            updates=[int(weight.steps) for weight in weights],
-            averages=[weight.average for weight in weights],
-            factors=[weight.factors for weight in weights],
-        )  # fmt: skip
+        state.create([weight.master.detach() for weight in weights], staging, weights)
     if frozen is not None:
         load_frozen_shard(frozen, shard, checkpoint)
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from windlass.program import gradients_reuse_weight_space
-from windlass.runtime.checkpoint.convert_moments import load_factors, read_average, read_moments
+from windlass.runtime.checkpoint.convert_moments import load_factors
 from windlass.runtime.checkpoint.layer_tensors import read_tensors
 from windlass.runtime.checkpoint.safetensors_io import PendingChecksum
 from windlass.runtime.offload.backing_store import BackingStore, BackingStores, StoreHandle
@@ -40,9 +40,8 @@ from windlass.runtime.optimizer_state.dtypes import DTYPES, grad_accum_dtype, st
 from windlass.runtime.optimizer_state.factored_moment import FactoredMoment
 from windlass.runtime.optimizer_state.state_format import state_format
 from windlass.runtime.optimizers.updates import Chunk
-from windlass.runtime.parameters import SHARD_SEPARATOR
-from windlass.schema import DEVICE_TIER, MomentFormat, Plan
-from windlass.torch_ext import MomentCodec, StoredMoment
+from windlass.runtime.parameters import SHARD_SEPARATOR, MasterParameter
+from windlass.schema import DEVICE_TIER, Plan
 
 
 class OffloadedLayerState:
@@ -71,7 +70,6 @@ class OffloadedLayerState:
     ) -> None:
         offload, working_dtype = plan.offload, DTYPES[plan.precision]
         self._buffers = buffers
-        self._moments: MomentFormat = plan.moments
         state, like = state_format(plan), torch.empty(0, dtype=stored_dtype(plan))
         self._factors = [state.new_factors(shape, like) for shape in weights.values()]
         """Second moment of each weight by rows and columns, in device memory."""
@@ -109,25 +107,18 @@ class OffloadedLayerState:
         self,
         masters: Sequence[Tensor],
         staging: StagingBuffers,
-        moments: Sequence[tuple[StoredMoment, ...]] | None = None,
-        *,
-        averages: Sequence[Tensor | None] | None = None,
-        factors: Sequence[FactoredMoment | None] | None = None,
-        updates: Sequence[int] | None = None,
+        loaded: Sequence[MasterParameter] | None = None,
     ) -> None:
         """Allocates the stores, and fills them.
 
         Args:
-            moments: moments of each weight; None for those before the first update.
-            averages: average of each weight; None for the weight itself.
-            factors: second moments by rows and columns; None for those before the first update.
-            updates: updates that each weight has had; None for no updates.
+            loaded: the weights with the state that they go on with; None before the first update.
 
         Raises:
             OSError: the disk is full, or the folder cannot be written to.
         """
-        self._updates = [0] * len(self._updates) if updates is None else list(updates)
-        self._keep_factors(factors or self._factors, staging)
+        self._updates = [int(weight.steps) for weight in loaded or ()] or [0] * len(masters)
+        self._keep_factors([w.factors for w in loaded] if loaded else self._factors, staging)
         self._state.allocate()
         buffers = staging.sets[0]
         with self._state.open(write=True) as file:
@@ -136,16 +127,17 @@ class OffloadedLayerState:
                     memory.zero_()
                 views = self._parts.views(buffers, part)
                 views.master.copy_(part.of(masters[part.weight].detach()))
-                if moments is None and self._first_moment_is_weight:
+                if loaded is None and self._first_moment_is_weight:
                     views.moments[0].values.copy_(views.master)
-                sources = moments[part.weight] if moments else ()
+                weight = loaded[part.weight] if loaded else None
+                sources = () if weight is None or weight.factors is not None else weight.moments
                 for target, full in zip(views.moments, sources, strict=False):
                     moment = full.narrow(part.first, part.elements)
                     target.values.copy_(moment.values)
                     if target.scales is not None and moment.scales is not None:
                         target.scales.copy_(moment.scales)
                 if views.average is not None:
-                    average = averages[part.weight] if averages else None
+                    average = None if weight is None else weight.average
                     start = masters[part.weight] if average is None else average
                     views.average.copy_(part.of(start.detach()))
                 for memory, offset in self._parts.byte_ranges(buffers, part):
@@ -153,44 +145,31 @@ class OffloadedLayerState:
             self._write_tail(file)
         self._create_other_stores(staging)
 
-    def adopt_checkpoint(
-        self, file: Path, step: int, staging: StagingBuffers, *, seed: int
-    ) -> None:
-        """Takes its state from a checkpoint file; without copying, if layout and moments agree.
+    def adopt(self, file: Path, staging: StagingBuffers) -> bool:
+        """Takes its state from a checkpoint file without copying, if layout and moments agree.
 
-        Args:
-            step: step of the checkpoint; the file holds how many updates each weight has had.
+        Returns:
+            False if it must be copied, for which nothing was done.
 
         Raises:
-            CheckpointError: the checkpoint is of another model.
+            CheckpointError: the file is unreadable.
         """
-        extents = self._layout.masters.extents
-        counts = {f"steps/{extent.name}": torch.zeros(()) for extent in extents}
+        header = self._layout.header
+        if not file.exists():
+            return False
+        with file.open("rb") as content:
+            if content.read(len(header)) != header:
+                return False
+        counts = {f"steps/{name}": torch.zeros(()) for name in self._names}
         read_tensors(file, counts)
         self._updates = [int(count) for count in counts.values()]
         for name, factors in zip(self._names, self._factors, strict=True):
             if factors is not None:
                 load_factors(file, name, factors)
         self._keep_factors(self._factors, staging)
-        if _starts_with(file, self._layout.header):
-            self._state.adopt_file(file)
-            self._create_other_stores(staging)
-            return
-        masters = {f"weight/{extent.name}": torch.empty(extent.shape) for extent in extents}
-        read_tensors(file, masters)
-        codec = MomentCodec(torch.device("cpu"))
-        moments = [
-            read_moments(
-                file, extent.name, extent.shape, self._moments, codec, seed=seed, step=step
-            )
-            if factors is None
-            else ()
-            for extent, factors in zip(extents, self._factors, strict=True)
-        ]
-        averages = [read_average(file, extent.name) for extent in extents]
-        self.create(
-            list(masters.values()), staging, moments, averages=averages, updates=self._updates
-        )
+        self._state.adopt_file(file)
+        self._create_other_stores(staging)
+        return True
 
     def save(self, to: Path) -> PendingChecksum:
         """Writes a checkpoint file of the current state."""
@@ -379,8 +358,3 @@ class OffloadedLayerState:
                 target[nbytes : round_up_to_page(nbytes)].zero_()
                 offset = self.working.extents[part.weight].offset + dtype.itemsize * part.first
                 file.write(target[: round_up_to_page(nbytes)], offset)
-
-
-def _starts_with(file: Path, header: bytes) -> bool:
-    with file.open("rb") as content:
-        return content.read(len(header)) == header
