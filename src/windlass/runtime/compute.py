@@ -70,7 +70,6 @@ class ComputeHandlers:
     """The compute handlers of one rank, with the tensors they hold while a step runs.
 
     Args:
-        templates: one template per layer.
         stop: asked before each micro-batch; with several ranks, at the end of a step.
         activations: offloads layer outputs; None if they stay in device memory.
     """

@@ -36,7 +36,6 @@ class ExpertLoad:
     """The load of all experts of a model in one step, over all micro-batches and ranks.
 
     Args:
-        templates: one template per layer.
         counts: whether this rank's tokens count; one of all tensor-parallel ranks does.
     """
 
@@ -87,9 +86,6 @@ class ExpertLoad:
 
     def beside(self, totals: Tensor) -> Tensor:
         """Numbers of the device that the host reads, and counts behind them: one transfer for all.
-
-        Args:
-            totals: `Float[m]`.
 
         Returns:
             `Float[m + n]`: behind them this rank's tokens of each expert of all routers, then the

@@ -60,7 +60,6 @@ class Interpreter:
     """Runs a rank's program once per step, and times it.
 
     Args:
-        timer: `timer_for` the device.
         heartbeat: its slot 1 is set to the index of each instruction as it begins; None if no
             watchdog reads it.
 

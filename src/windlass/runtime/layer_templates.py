@@ -160,11 +160,7 @@ class LayerTemplate:
         return self._module
 
     def discarded_buffers(self, buffers: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Buffers for a forward pass that repeats another one: the running statistics are copies.
-
-        Args:
-            buffers: the layer's buffers, in the order of `buffers`.
-        """
+        """Buffers for a pass that repeats another one: the running statistics are copies."""
         named = zip(self.buffers, buffers, strict=True)
         return tuple(b.clone() if name in self._statistics else b for name, b in named)
 
@@ -184,8 +180,6 @@ class LayerTemplate:
         """The layer's output, or the loss of the last layer, in training.
 
         Args:
-            weights: weights in the order of `parameters`.
-            buffers: buffers in the order of `buffers`.
             keys: dropout keys of this call; None only if the template has no dropout.
             x: `Int[b s]` for the first layer, else `Float[b s d]`.
             targets: `Int[b s]`, for the last layer; `IGNORE_INDEX` does not count.
@@ -338,7 +332,6 @@ def layer_templates(
     """The template of each layer; layers of one type share one.
 
     Args:
-        stack: the model; its weights are not touched.
         loss: whether the last one fuses its loss with its projection to the vocabulary.
         attention: how they compute attention; None means `flash`.
         tp_rank: the tensor-parallel rank that computes; None for full layers.

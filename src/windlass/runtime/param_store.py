@@ -38,8 +38,6 @@ class ParamStore:
     """A rank's weights and optimizer state, as handlers, training loop and saver see them.
 
     Args:
-        optimizer: optimizer, applied at once or in the transfer queue.
-        groups: the rank's process groups; None for the only rank.
         queue: the queue of all transfers; None if the plan offloads nothing.
     """
 

@@ -201,7 +201,6 @@ def checkpoint_tensors(
     """The checkpoint entries of some parameters, as (key, tensor).
 
     Args:
-        buffers: buffers of the layer by full name.
         frozen: values of the parameters that are never updated, by name, or shards by their keys.
         full: whether these are full weights; the key of a shard contains its offset.
     """
@@ -232,7 +231,6 @@ def resident_layers(
     Args:
         stack: the model; a layer on the meta device gets weights derived from `seed` and their
             names.
-        seed: seed of the initial weights.
     """
     weights: dict[str, ModelParameter] = {}
     layers = []

@@ -235,7 +235,6 @@ def _templates_for(
     """The template of each layer, as the plan computes it on this rank.
 
     Args:
-        groups: its groups; None if it is the only rank.
         whole: whether templates take whole sequences, even if ranks divide those of training.
     """
     plan = context.plan

@@ -35,9 +35,6 @@ PASSES, UPDATES = "recorded passes", "recorded updates"
 class StepGraph:
     """Runs steps of a rank that has no others.
 
-    Args:
-        templates: one template per layer.
-
     Raises:
         PlanError: the device records no work.
     """

@@ -146,11 +146,7 @@ class StepOutcome:
         return [norm for layer, own in enumerate(norms) for norm in offloaded.get(layer, own)]
 
     def _reduce(self, state: StepState, totals: Tensor) -> None:
-        """Sums loss, norm and requests to stop over all ranks; the host waits for all at once.
-
-        Args:
-            totals: `StepState.totals` of this rank.
-        """
+        """Sums loss, norm and requests to stop over all ranks; the host waits for all at once."""
         square, loss, all_finite, *counts = self._experts.beside(totals).cpu().tolist()
         if not all_finite:
             self._broken.require_finite_losses(state.losses)

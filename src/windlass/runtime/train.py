@@ -64,7 +64,6 @@ def train_loop(
     Args:
         context: what this rank runs. With a graph, this process is one of several ranks, has
             initialized torch.distributed, and yields the same steps as all others do.
-        resume: the checkpoint to resume from; None starts from the beginning.
         stop: asked before each micro-batch; True saves the last complete step and ends.
         engine: what computes the steps, made from all of this; by default the own runtime.
 

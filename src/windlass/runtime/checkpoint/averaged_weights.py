@@ -30,7 +30,6 @@ def evaluation_checkpoint(
     without any optimizer state.
 
     Args:
-        stack: the model; its weights are not touched.
         into: folder of merged shards, on the same disk; replaced if it exists.
         ema: whether averages that are kept beside the weights are meant.
 

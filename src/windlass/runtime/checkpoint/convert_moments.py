@@ -37,9 +37,6 @@ def read_moments(
     They are bit-identical if the formats agree. Otherwise they are decoded, and encoded as the last
     update before saving would have.
 
-    Args:
-        name: full name of the parameter.
-
     Raises:
         CheckpointError: the file is unreadable, lacks the moments, or has them in another shape or
             dtype.
@@ -95,11 +92,7 @@ def _moment_dtypes(path: Path, name: str) -> list[str]:
 
 
 def read_average(path: Path, name: str) -> Tensor | None:
-    """The average of a parameter; None if the file has none.
-
-    Args:
-        name: full name of the parameter.
-    """
+    """The average of a parameter; None if the file has none."""
     key = f"average/{name}"
     with safe_open(path, framework="pt") as file:
         return file.get_tensor(key) if key in file.keys() else None  # noqa: SIM118
@@ -127,9 +120,6 @@ def load_moments(path: Path, weights: Sequence[MasterParameter], *, seed: int, s
 
 def load_factors(path: Path, name: str, factors: FactoredMoment) -> None:
     """Loads the second moment of a whole parameter by rows and columns, in place.
-
-    Args:
-        name: full name of the parameter.
 
     Raises:
         CheckpointError: the file is unreadable, or another optimizer wrote it.

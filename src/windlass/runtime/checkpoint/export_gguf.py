@@ -29,8 +29,6 @@ def export_gguf(
     """Writes a GGUF file; one parameter at a time is in memory.
 
     Args:
-        stack: the model; its weights are not touched.
-        vocabulary: the tokens; None writes none.
         to: the file, which is replaced.
 
     Raises:

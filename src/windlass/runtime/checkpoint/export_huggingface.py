@@ -40,9 +40,7 @@ def export_huggingface(
     One parameter at a time is in memory.
 
     Args:
-        stack: the model; its weights are not touched.
         to: the folder, which does not exist yet or is empty.
-        shard_bytes: size of a file, in bytes.
 
     Raises:
         CheckpointError: the checkpoint is damaged or belongs to another model.
@@ -72,7 +70,6 @@ def export_adapter(
     """Writes a folder that PEFT loads beside the base model, whole or not at all.
 
     Args:
-        stack: the model; its weights are not touched.
         to: the folder, which does not exist yet or is empty.
 
     Raises:

@@ -21,7 +21,6 @@ def export_weights(checkpoint: Checkpoint, stack: LayerStack, to: Path) -> None:
     its owner alone. One layer at a time is in memory.
 
     Args:
-        stack: the model; its weights are not touched.
         to: the file, which is replaced.
 
     Raises:

@@ -27,10 +27,6 @@ def load_checkpoint(
 ) -> None:
     """Loads weights and buffers of a checkpoint into full layers that nobody updates.
 
-    Args:
-        layers: layers of the same model, in any precision.
-        indices: the place of each layer in the model.
-
     Raises:
         CheckpointError: the checkpoint belongs to another model.
     """
@@ -96,7 +92,6 @@ def read_weight(
 
     Args:
         shards: a tensor-parallel rank's part of each weight, by full name.
-        name: full name of the weight.
 
     Raises:
         CheckpointError: the checkpoint belongs to another model.

@@ -43,7 +43,6 @@ def merge_shards(checkpoint: Checkpoint, stack: LayerStack, into: Path) -> Check
     """The same checkpoint with full layers; the checkpoint itself if it is not sharded.
 
     Args:
-        stack: the model; its weights are not touched.
         into: folder of the merged checkpoint, on the same disk; replaced if it exists.
 
     Raises:

@@ -18,7 +18,6 @@ class RunCheckpoints:
     """Saves the steps of one rank, beside training.
 
     Args:
-        templates: one template per layer.
         before_save: copies what will be saved, which may then change at once; None if weights stay
             as they are until their layer is saved.
     """

@@ -68,7 +68,6 @@ def write_tensors(
     """Writes a file, flushes it to the disk, and returns its checksum.
 
     Args:
-        path: a file that does not exist yet.
         tensors: names and tensors; nobody may change the tensors meanwhile.
         staging: what an accelerator's tensors pass through; None if they are in host memory.
         offsets: where each tensor begins in the full one that it is a rectangle of, which

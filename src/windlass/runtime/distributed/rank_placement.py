@@ -40,7 +40,6 @@ def rank_placements(
     """The placement of each rank of this host, whose device is its index among them.
 
     Args:
-        threads: number of threads with which this process would compute alone.
         root: the folder under which `/proc` and `/sys` lie.
     """
     if not hasattr(os, "sched_getaffinity"):

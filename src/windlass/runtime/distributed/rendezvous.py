@@ -228,11 +228,7 @@ def write_flight_record(to: Path) -> None:
 
 
 def broadcast_start(start: RunStart | None, device: Device) -> RunStart:
-    """The attempt and checkpoint that rank 0 broadcasts to all ranks.
-
-    Args:
-        start: the value on rank 0; None on every other rank.
-    """
+    """The attempt and checkpoint that rank 0 broadcasts to all ranks."""
     text = json.dumps(start).encode() if start else b""
     length = torch.tensor(len(text), device=device.torch_device)
     dist.broadcast(length, 0)

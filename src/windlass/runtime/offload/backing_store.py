@@ -128,11 +128,7 @@ class BackingStores:
 
 
 class HostBackingStore:
-    """A backing store in host memory.
-
-    Args:
-        nbytes: size in bytes.
-    """
+    """A backing store in host memory."""
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
@@ -196,7 +192,6 @@ class FileBackingStore:
     """A backing store in a file.
 
     Args:
-        nbytes: size in bytes.
         bounce: the buffers that bytes pass through, one for reading and one for writing; None for
             direct transfers.
     """

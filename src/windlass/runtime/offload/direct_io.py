@@ -32,7 +32,6 @@ def page_aligned_buffer(nbytes: int, device: Device | None = None) -> Tensor:
     """A new buffer `UInt8[nbytes]` that begins at a page; `nbytes` must be a multiple of one.
 
     Args:
-        nbytes: size in bytes.
         device: where to allocate it; None for a CPU. An accelerator has no pages, and the buffer
             may begin anywhere.
     """
@@ -48,7 +47,6 @@ class DirectFile:
 
     Args:
         path: the file; created if it does not exist and `write` is set.
-        write: whether it may be written.
         in_pages: whether whole pages are transferred, which direct I/O requires; otherwise any
             bytes, through the cache.
     """

@@ -223,11 +223,7 @@ class OffloadedLayerState:
         queue: TransferQueue,
         stats: TransferStats,
     ) -> None:
-        """Takes one optimizer step for the whole layer.
-
-        Args:
-            stats: counts the bytes.
-        """
+        """Takes one optimizer step for the whole layer."""
         with ExitStack() as stack:
             source, target = stack.enter_context(self._state.open_for_rewrite())
             gradients = None

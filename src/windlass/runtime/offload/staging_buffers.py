@@ -82,11 +82,7 @@ class PartViews(NamedTuple):
 
 
 class StateParts:
-    """The parts of one layer's state, and where each stands in the file and in the buffers.
-
-    Args:
-        elements: most elements of a part.
-    """
+    """The parts of one layer's state, and where each stands in the file and in the buffers."""
 
     def __init__(self, layout: StateLayout, elements: int) -> None:
         self._layout, self._elements = layout, elements

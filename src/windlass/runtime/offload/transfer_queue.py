@@ -115,7 +115,6 @@ class TransferQueue:
         """Reads, computes and writes items, three at a time, inside a transfer.
 
         Args:
-            items: processed in order.
             buffers: memory for one item each, used in rotation; at least three.
         """
         start = self._record_event(self._stream)

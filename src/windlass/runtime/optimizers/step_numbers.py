@@ -28,9 +28,6 @@ class StepNumbers:
         """From now on the device finds the numbers of all steps in the same memory.
 
         `begin_step` and `clip_divisor` fill them, so that recorded work can be replayed.
-
-        Args:
-            names: full names of all weights that are updated.
         """
         device = self._device.torch_device
         shares = {rate_and_decay(name, 1.0, self._settings, decays=True)[0] for name in names}

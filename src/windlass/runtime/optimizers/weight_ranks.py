@@ -31,7 +31,6 @@ class WeightRanks(Protocol):
         """A whole matrix, `[rows columns]`.
 
         Args:
-            name: full name of the weight.
             own: this rank's part; None for zeros.
         """
 

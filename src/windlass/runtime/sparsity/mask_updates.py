@@ -55,7 +55,6 @@ def mask_updates(
 
     Args:
         templates: one template per layer; for `rigl` they compute scores from now on.
-        groups: the rank's process groups; None on a single device.
     """
     sparsity = context.sparsity
     if sparsity is None or not sparsity.changes_masks:
@@ -68,7 +67,6 @@ class MaskUpdates:
 
     Args:
         templates: one template per layer; for `rigl` they compute scores from now on.
-        groups: the rank's process groups; None on a single device.
     """
 
     def __init__(

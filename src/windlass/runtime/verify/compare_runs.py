@@ -70,7 +70,6 @@ def compare_to_single_device(
     """Compares losses, norms, outputs, gradients and weights of two runs.
 
     Args:
-        stack: the model of both runs; its weights are not touched.
         exact: whether everything must be equal bit for bit.
 
     Raises:

@@ -99,11 +99,7 @@ def compare_to_reference(
 def _first_moments(
     file: Path, names: Sequence[str], gradients: Mapping[str, Tensor]
 ) -> Iterator[tuple[str, Tensor]]:
-    """Name and float32 first moment of weights that have had one update.
-
-    Args:
-        names: full names of the weights.
-    """
+    """Name and float32 first moment of weights that have had one update."""
     codec = MomentCodec(torch.device("cpu"))
     for name in names:
         steps = torch.empty(())

@@ -93,7 +93,6 @@ def reference_step(
 
     Args:
         stack: the model; it must not use dropout.
-        seed: seed of the initial weights.
         precision: precision that layers compute in; gradients are accumulated in float32.
         z_loss: factor of the mean of `log^2 Z`, whose gradient is added; None adds none.
 

@@ -25,7 +25,6 @@ def train_with_restart(
     """Yields the steps of a run that stops after a step, and starts again from its checkpoint.
 
     Args:
-        stack: the model; its weights are not touched.
         after: step to stop after, which is not the last one.
         stop: asked before each micro-batch; True ends the run.
 

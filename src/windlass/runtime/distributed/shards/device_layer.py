@@ -40,11 +40,7 @@ from windlass.schema import Plan
 
 
 class DeviceLayer(LayerPart):
-    """What this rank keeps in device memory of one layer, or of a part of its weights.
-
-    Args:
-        optimizer: optimizer, applied at once.
-    """
+    """What this rank keeps in device memory of one layer, or of a part of its weights."""
 
     def __init__(
         self, shard: LayerShard, layer: nn.Module, plan: Plan, optimizer: Optimizer

@@ -51,11 +51,7 @@ from windlass.schema import optimizer_law
 
 
 class LayerShard:
-    """What this rank holds of one layer of its stage, or of a part of its weights.
-
-    Args:
-        groups: its process groups; None for the only rank.
-    """
+    """What this rank holds of one layer of its stage, or of a part of its weights."""
 
     def __init__(
         self, context: RankContext, groups: ProcessGroups | None, index: int, layer: nn.Module,
@@ -260,8 +256,6 @@ class LayerShard:
         Args:
             by_name: parameters of the layers before, by full name; extended by those of this layer
                 and by tied weights that another stage will send.
-            tied_weights: full name of a tied weight to that of its owner.
-            frozen: those that are not.
         """
         by_name |= {weight.name: weight for weight in (*owned, *frozen)}
         for name, shape in self.shapes.items():

@@ -111,7 +111,6 @@ def read_plain_batches(
     """The batches of the tokens in a folder.
 
     Args:
-        sequence: tokens per sequence.
         weights: share of each source; None takes them in proportion to their tokens.
         masking: how tokens are masked; None predicts each next token.
     """

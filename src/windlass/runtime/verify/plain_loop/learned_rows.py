@@ -56,7 +56,6 @@ def read_plain_answers(folder: Path, form: RowForm, *, drop_long: bool) -> Plain
     """Conversations, of which the tokens with a weight are learned.
 
     Args:
-        form: of the rows.
         drop_long: whether a conversation that is longer than a row is left out, not cut off.
     """
     train, held_out, _, fill = read_plain_splits(folder)
@@ -79,11 +78,7 @@ def read_plain_answers(folder: Path, form: RowForm, *, drop_long: bool) -> Plain
 
 
 def read_plain_masked_text(folder: Path, form: RowForm, masking: PlainMasking) -> PlainRows:
-    """Packed documents, of which some tokens are masked.
-
-    Args:
-        form: of the rows.
-    """
+    """Packed documents, of which some tokens are masked."""
     fill = read_plain_splits(folder)[-1]
 
     def rows(split: PlainSplit, ends: Sequence[int]) -> Rows:
@@ -96,11 +91,7 @@ def read_plain_masked_text(folder: Path, form: RowForm, masking: PlainMasking) -
 def read_plain_pairs(
     folder: Path, form: RowForm, masking: PlainMasking, tokens: PairTokens
 ) -> PlainRows:
-    """Pairs of sentences, of which every other second one is of another document.
-
-    Args:
-        form: of the rows.
-    """
+    """Pairs of sentences, of which every other second one is of another document."""
     separator = read_plain_splits(folder)[-1]
 
     def rows(split: PlainSplit, ends: Sequence[int]) -> Rows:

@@ -17,7 +17,6 @@ class PlainMasks:
     """Computes block-sparse layers with dense weights, whose zeros have gradients: RigL's scores.
 
     Args:
-        layers: name and module of each layer, which are changed.
         sparsity: which blocks are kept, and when that changes; None means a dense model.
     """
 

@@ -186,8 +186,6 @@ def packed(pieces: Sequence[PlainPiece], capacity: int, most: int | None = None)
     Of rows with the same space it takes the one that was filled last.
 
     Args:
-        pieces: in their order.
-        capacity: tokens of a row.
         most: most pieces of a row; None sets no limit.
     """
     rows: list[list[PlainPiece]] = []
