@@ -136,10 +136,8 @@ def build_layer_stack(
     stack = _with_mask_file(stack, sparsity)
     if is_pretrained and not weightless:
         stack = _with_pretrained_weights(stack, config)
-    if lora is not None and not weightless:
-        base, folder = (None if each is None else Path(each) for each in (lora.base, lora.adapter))
-        adapters = None if folder is None else fitting_adapters(config, stack, folder)
-        stack = with_files(stack, base, adapters)
+    if not weightless:
+        stack = _with_adapters(stack, config, lora)
     return stack if device == "meta" else _with_weights(stack, seed=seed, device=device)
 
 
@@ -248,10 +246,10 @@ def _transformers_stack(
     stack = with_model_rules(_with_mask_file(stack, others[0]), model)
     stack = replace(stack, draw=partial(draw_weights, model))
     folder = find_model_folder(name).weights
-    if folder is None or weightless:
-        return stack
-    names = names_in_model(stack)
-    return replace(stack, weights=open_stored(model, folder, names, stack.tied_weights))
+    if folder is not None and not weightless:
+        weights = open_stored(model, folder, names_in_model(stack), stack.tied_weights)
+        stack = replace(stack, weights=weights)
+    return stack if weightless else _with_adapters(stack, None, others[1])
 
 
 def _residual_stack(
@@ -422,6 +420,23 @@ def _with_base(stack: LayerStack, lora: LoraRequest | None, *, device: str) -> L
     if lora is None or lora.base is None or device == "meta":
         return stack
     return with_files(stack, Path(lora.base), None)
+
+
+def _with_adapters(
+    stack: LayerStack, config: TransformerConfig | None, lora: LoraRequest | None
+) -> LayerStack:
+    """A stack of Hugging Face or the catalog with what `lora.base` and `lora.adapter` hold.
+
+    Args:
+        stack: the stack.
+        config: its configuration; None if it runs by the code of transformers.
+        lora: its adapters.
+    """
+    if lora is None:
+        return stack
+    base, folder = (None if each is None else Path(each) for each in (lora.base, lora.adapter))
+    adapters = None if folder is None else fitting_adapters(config, stack, folder)
+    return with_files(stack, base, adapters)
 
 
 def _with_weights(stack: LayerStack, *, seed: int, device: str) -> LayerStack:

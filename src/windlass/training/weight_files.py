@@ -160,18 +160,27 @@ def _write(
         RequestError: the model is one of the user's own, which Hugging Face does not know.
         WindlassError: what else keeps them from being written.
     """
-    from windlass.models import export_layout, peft_adapter, transformers_layout
-    from windlass.runtime import export_adapter, export_huggingface, export_weights
+    from windlass.models import export_layout, transformers_layout
+    from windlass.runtime import export_huggingface, export_weights
 
     if target.format == "safetensors":
         export_weights(checkpoint, stack, target.path)
         return
     tokenizer = run / TOKENIZER_FILE if (run / TOKENIZER_FILE).is_file() else None
-    if runs_by_transformers(identity.name):
-        if target.format != "hf":
+    by_transformers = runs_by_transformers(identity.name)
+    if not (by_transformers or has_config(identity.name) or is_residual(identity.name)):
+        raise RequestError(
+            f"`{identity.name}` is a model of your own, which `transformers` does not know; export "
+            "it as one file (`--to FILE.safetensors`)"
+        )
+    if target.format == "peft":
+        _write_adapter(target.path, checkpoint, stack, identity)
+        return
+    if by_transformers:
+        if target.format == "gguf":
             raise RequestError(
                 f"`{identity.name}` runs by the code of transformers, and is written by `--to "
-                f"hf:DIR`, with adapters merged, not as `{target.format}`"
+                "hf:DIR` or `--to peft:DIR`, not as `gguf`"
             )
         of_transformers = transformers_layout(
             identity.name,
@@ -181,20 +190,7 @@ def _write(
         )
         export_huggingface(checkpoint, stack, of_transformers, target.path)
         return
-    if not (has_config(identity.name) or is_residual(identity.name)):
-        raise RequestError(
-            f"`{identity.name}` is a model of your own, which `transformers` does not know; export "
-            "it as one file (`--to FILE.safetensors`)"
-        )
     config = exported_config(identity)
-    if target.format == "peft":
-        if identity.lora is None or isinstance(config, ResNetConfig):
-            raise RequestError(
-                "the run trained no adapter (`lora.rank`); export its weights by `--to hf:DIR`"
-            )
-        adapter = peft_adapter(config, stack, identity.lora)
-        export_adapter(checkpoint, stack, adapter, target.path)
-        return
     template = run / CHAT_TEMPLATE_FILE
     layout = export_layout(
         config, stack.tied_weights, tokenizer=tokenizer,
@@ -206,6 +202,27 @@ def _write(
         export_huggingface(checkpoint, stack, layout, target.path)
     else:
         _write_gguf(target.path, checkpoint, stack, layout)
+
+
+def _write_adapter(
+    path: Path, checkpoint: "Checkpoint", stack: "LayerStack", identity: ModelIdentity
+) -> None:
+    """Writes the adapters of a checkpoint alone.
+
+    Raises:
+        RequestError: the run trained none.
+        ModelError: PEFT has no such adapters.
+    """
+    from windlass.models import peft_adapter
+    from windlass.runtime import export_adapter
+
+    config = None if runs_by_transformers(identity.name) else exported_config(identity)
+    if identity.lora is None or isinstance(config, ResNetConfig):
+        raise RequestError(
+            "the run trained no adapter (`lora.rank`); export its weights by `--to hf:DIR`"
+        )
+    adapter = peft_adapter(config, stack, identity.lora)
+    export_adapter(checkpoint, stack, adapter, path)
 
 
 def _learned_classes(

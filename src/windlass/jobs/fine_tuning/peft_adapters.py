@@ -4,7 +4,15 @@ from pathlib import Path
 
 from windlass.errors import ModelError, RequestError, shorten
 from windlass.jobs.objects import NO_OBJECTS, model_arguments
-from windlass.models import apply_model_arguments, has_config, is_huggingface, model_config
+from windlass.models import (
+    TransformerConfig,
+    apply_model_arguments,
+    has_config,
+    is_huggingface,
+    is_residual,
+    model_config,
+    runs_by_transformers,
+)
 from windlass.schema import LoraRequest, ModelIdentity, Request
 
 _FREE = {"adapter", "base", "dropout"}
@@ -29,7 +37,8 @@ def with_peft_adapters(request: Request) -> Request:
         keys = " and ".join(f"`lora.{key}`" for key in given)
         raise RequestError(f"{keys} with `lora.adapter`, whose folder says that; leave it out")
     name, base = request.model.name, ModelIdentity.model_validate(request.model.model_dump())
-    if not has_config(name):
+    by_transformers = runs_by_transformers(name)
+    if not has_config(name) and not by_transformers:
         raise ModelError(
             f"`lora.adapter` with `{name}`, a model of your own, which PEFT does not know; "
             "leave it out"
@@ -37,13 +46,14 @@ def with_peft_adapters(request: Request) -> Request:
     from windlass.models import fitting_adapters, saved_classes
 
     folder = Path(lora.adapter).expanduser().resolve()
-    config = apply_model_arguments(model_config(name), model_arguments(base))
-    classes = saved_classes(config, folder)
-    if classes is not None and base.classes is None:
+    config = None if by_transformers else _config(name, base)
+    stack = NO_OBJECTS.stack(base, seed=None)
+    classes = None if config is None else saved_classes(config, stack, folder)
+    if config is not None and classes is not None and base.classes is None:
         # The folder has a head of its own, whose classes its configuration does not count.
         base = base.model_copy(update={"classes": classes})
-        config = apply_model_arguments(config, {"classes": classes})
-    adapters = fitting_adapters(config, NO_OBJECTS.stack(base, seed=None), folder)
+        config, stack = _config(name, base), NO_OBJECTS.stack(base, seed=None)
+    adapters = fitting_adapters(config, stack, folder)
     read = adapters.request(lora.dropout if "dropout" in lora.model_fields_set else None)
     update: dict[str, object] = {"lora": read.model_copy(update={"base": lora.base})}
     if base.classes != request.model.classes:
@@ -58,15 +68,19 @@ def _with_own_targets(request: Request, lora: LoraRequest) -> Request:
         ModelError: a target is a part of a layer of ours alone, or no layer.
     """
     name, base = request.model.name, ModelIdentity.model_validate(request.model.model_dump())
-    if not lora.targets or not is_huggingface(name) or not has_config(name):
+    if not lora.targets or not is_huggingface(name) or is_residual(name):
         return request
     from windlass.models import own_targets
 
-    config = apply_model_arguments(model_config(name), model_arguments(base))
+    config = None if runs_by_transformers(name) else _config(name, base)
     targets = own_targets(config, NO_OBJECTS.stack(base, seed=None), lora.targets)
     if targets == lora.targets:
         return request
     return request.model_copy(update={"lora": lora.model_copy(update={"targets": targets})})
+
+
+def _config(name: str, base: ModelIdentity) -> TransformerConfig:
+    return apply_model_arguments(model_config(name), model_arguments(base))
 
 
 def base_of_adapters(folder: Path) -> str:

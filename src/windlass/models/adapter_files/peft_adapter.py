@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from windlass.errors import ModelError, shorten
+from windlass.models.adapter_files.module_names import ModuleNames, adapter_names
 from windlass.models.adapter_files.peft_folder import open_peft_folder
 from windlass.models.adapter_files.peft_weights import (
     PeftWeights,
@@ -29,10 +30,8 @@ from windlass.models.config import TransformerConfig
 from windlass.models.experts.mixture import Experts
 from windlass.models.fine_tuning.adapter_names import is_adapter
 from windlass.models.fine_tuning.lora import LINEARS, Adaptable, Adapted, is_target
-from windlass.models.huggingface.families import find_family
-from windlass.models.huggingface.model_folder import find_model_folder, is_huggingface
+from windlass.models.huggingface.families import writes_text
 from windlass.models.huggingface.tensor_layouts import TensorNames
-from windlass.models.huggingface.write_config import config_content
 from windlass.models.layer_stack import LayerStack
 from windlass.schema import LoraRequest
 
@@ -44,7 +43,7 @@ ALL_LINEAR = "all-linear"
 class PeftAdapter:
     """How the adapters of a model are written for PEFT."""
 
-    names: TensorNames
+    names: TensorNames | ModuleNames
     modules: frozenset[str]
     """Every module of Hugging Face that a linear layer of ours is made of."""
     config: dict[str, Any]
@@ -72,7 +71,7 @@ class PeftAdapter:
         """
         parts = self.names.split_rows(f"{linear}.weight", b)
         for index, (name, part) in enumerate(parts):
-            module = PEFT_PREFIX + self.names.family.module_name(name.removesuffix(".weight"))
+            module = PEFT_PREFIX + self.names.module_name(name.removesuffix(".weight"))
             if a.ndim > 2:
                 more = self.expert_rank - a.shape[1]
                 yield f"{module}.lora_A.weight", pad(a[index], (0, 0, 0, more)).contiguous()
@@ -96,7 +95,7 @@ class PeftAdapter:
         users = [user for user, owner in self.tied.items() if owner == weight]
         for each in (weight, *users):
             for name, part in self.names.split(each, value):
-                yield PEFT_PREFIX + self.names.family.module_name(name), part.clone()
+                yield PEFT_PREFIX + self.names.module_name(name), part.clone()
 
     def content(self, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
         """The content of `adapter_config.json` for adapters of these ranks."""
@@ -120,35 +119,36 @@ class PeftAdapter:
         }
 
 
-def peft_adapter(config: TransformerConfig, stack: LayerStack, request: LoraRequest) -> PeftAdapter:
+def peft_adapter(
+    config: TransformerConfig | None, stack: LayerStack, request: LoraRequest
+) -> PeftAdapter:
     """How the adapters of a model are written for PEFT.
 
     Args:
-        config: the model's configuration.
+        config: the model's configuration; None if it runs by the code of transformers.
         stack: the model, with adapters.
         request: rank and scale of the adapters.
 
     Raises:
         ModelError: no type of Hugging Face has this shape, or an adapter is no adapter of theirs.
     """
-    names, base = adapter_names(config)
-    family = names.family
+    names, base = adapter_names(config, stack)
     linears = [name for name, _ in _linear_modules(stack)]
-    rules = (family.rule(f"{path}.weight")[0] for path in linear_layers(stack, adapted=True))
-    if shared := sorted({*_shared_sources(names, linear_layers(stack, adapted=True))}):
+    adapted = linear_layers(stack, adapted=True)
+    if shared := sorted({*_shared_sources(names, adapted)}):
         raise ModelError(
-            f"`{shared[0]}` of a `{family.model_type}` is two layers of ours, whose adapters are "
+            f"`{shared[0]}` of Hugging Face is two layers of ours, whose adapters are "
             "none of it; leave `gate` and `input` of the feed-forward out of "
             "`lora.targets`, or export the merged model (`--to hf:DIR`)"
         )
     whole = _whole_weights(names, stack)
     content = {
         "peft_type": "LORA",
-        "task_type": _task_type(config, whole),
+        "task_type": _task_type(config, stack, whole),
         "base_model_name_or_path": base,
         "lora_dropout": request.dropout,
         "bias": "none",
-        "fan_in_fan_out": any(rule.layout == "transposed" for rule in rules),
+        "fan_in_fan_out": any(names.is_transposed(f"{path}.weight") for path in adapted),
         "inference_mode": True,
     }
     modules = frozenset(_sources(names, linears))
@@ -159,24 +159,13 @@ def peft_adapter(config: TransformerConfig, stack: LayerStack, request: LoraRequ
     )  # fmt: skip
 
 
-def adapter_names(config: TransformerConfig) -> tuple[TensorNames, str]:
-    """The names that the tensors of a model have for PEFT, and that of the model.
-
-    Raises:
-        ModelError: no type of Hugging Face has this shape.
-    """
-    if is_huggingface(config.name):
-        folder = find_model_folder(config.name)
-        family = find_family(folder.read_config().get("model_type"))
-        return TensorNames(family=family, config=config), str(folder.config.parent)
-    return TensorNames(family=config_content(config)[0], config=config), config.name
-
-
-def fitting_adapters(config: TransformerConfig, stack: LayerStack, folder: Path) -> PeftWeights:
+def fitting_adapters(
+    config: TransformerConfig | None, stack: LayerStack, folder: Path
+) -> PeftWeights:
     """The adapters of a folder of PEFT, as those of a model's linear layers.
 
     Args:
-        config: the model's configuration.
+        config: the model's configuration; None if it runs by the code of transformers.
         stack: the model, with adapters or without; its weights are not touched.
         folder: the folder.
 
@@ -190,14 +179,14 @@ def fitting_adapters(config: TransformerConfig, stack: LayerStack, folder: Path)
         for weight, parameter in _parameters(stack).items()
         if weight not in stack.tied_weights
     }
-    names = adapter_names(config)[0]
-    adapters = open_peft_folder(folder).with_names_of_tensors(names.family)
+    names = adapter_names(config, stack)[0]
+    adapters = open_peft_folder(folder).with_names_of_tensors(names)
     adapters = without_tied_copies(adapters, names, stack.tied_weights)
-    return fit_adapters(adapters, names, linears, weights, model=config.name)
+    return fit_adapters(adapters, names, linears, weights, model=stack.name)
 
 
 def own_targets(
-    config: TransformerConfig, stack: LayerStack, targets: Sequence[str]
+    config: TransformerConfig | None, stack: LayerStack, targets: Sequence[str]
 ) -> tuple[str, ...] | None:
     """Targets of adapters in our names, of which some are as PEFT takes them.
 
@@ -205,7 +194,7 @@ def own_targets(
     expressions of whole names.
 
     Args:
-        config: the model's configuration.
+        config: the model's configuration; None if it runs by the code of transformers.
         stack: the model, without adapters.
         targets: names of either kind.
 
@@ -222,9 +211,9 @@ def own_targets(
     own = [each for each in targets if each not in theirs]
     if not theirs:
         return tuple(own)
-    names = adapter_names(config)[0]
+    names = adapter_names(config, stack)[0]
     modules = {
-        linear: [names.family.module_name(part) for part, _ in module_parts(names, linear, shape)]
+        linear: [names.module_name(part) for part, _ in module_parts(names, linear, shape)]
         for linear, shape in linears.items()
         if names.half(f"{linear}.weight") is None
     }
@@ -232,7 +221,7 @@ def own_targets(
         if not any(_is_module(module, each) for parts in modules.values() for module in parts):
             ends = sorted({part.rpartition(".")[2] for parts in modules.values() for part in parts})
             raise ModelError(
-                f"`lora.targets` has `{shorten(each)}`, and `{config.name}` has no linear layer of "
+                f"`lora.targets` has `{shorten(each)}`, and `{stack.name}` has no linear layer of "
                 f"that name; PEFT knows {', '.join(ends)}, and Windlass the layers that "
                 "`windlass plan` lists"
             )
@@ -245,7 +234,7 @@ def own_targets(
                 "both in one product, beside which one adapter stands; name all of its modules, or "
                 "train in PEFT and read the adapter by `lora.adapter`"
             )
-        own += [linear] if chosen else []
+        own += [names.name_in_request(linear)] if chosen else []
     return tuple(own)
 
 
@@ -259,11 +248,12 @@ def _is_module(module: str, target: str) -> bool:
         return False
 
 
-def saved_classes(config: TransformerConfig, folder: Path) -> int | None:
+def saved_classes(config: TransformerConfig, stack: LayerStack, folder: Path) -> int | None:
     """The classes of the head that a folder of PEFT has whole; None if it has no such head.
 
     Args:
         config: the configuration of the base, which may have another head.
+        stack: the base.
         folder: the folder.
 
     Raises:
@@ -273,7 +263,7 @@ def saved_classes(config: TransformerConfig, folder: Path) -> int | None:
     if config.image is None and config.block_layout != "post_norm":
         return None
     weight = "head.projection" if config.image is not None else "head.texts.classes"
-    (source,) = adapter_names(config)[0].sources(f"{weight}.weight")
+    (source,) = adapter_names(config, stack)[0].sources(f"{weight}.weight")
     stored = open_peft_folder(folder).whole(source)
     return None if stored is None else stored.shape[0]
 
@@ -295,7 +285,7 @@ def _parameters(stack: LayerStack) -> dict[str, nn.Parameter]:
     }
 
 
-def _whole_weights(names: TensorNames, stack: LayerStack) -> tuple[str, ...]:
+def _whole_weights(names: TensorNames | ModuleNames, stack: LayerStack) -> tuple[str, ...]:
     """Full names of the weights that are trained whole.
 
     Raises:
@@ -313,17 +303,21 @@ def _whole_weights(names: TensorNames, stack: LayerStack) -> tuple[str, ...]:
     return whole
 
 
-def _modules_of(names: TensorNames, weights: Iterable[str]) -> Iterator[str]:
+def _modules_of(names: TensorNames | ModuleNames, weights: Iterable[str]) -> Iterator[str]:
     """Names of the modules of Hugging Face that have the tensors of weights of ours."""
     for weight in weights:
         for source in names.sources(weight):
-            yield names.family.module_name(source).rpartition(".")[0]
+            yield names.module_name(source).rpartition(".")[0]
 
 
-def _task_type(config: TransformerConfig, whole: Iterable[str]) -> str | None:
+def _task_type(
+    config: TransformerConfig | None, stack: LayerStack, whole: Iterable[str]
+) -> str | None:
     """What PEFT calls the task. It looks for a trained head beside adapters of classes of texts."""
-    if config.causal:
+    if writes_text(stack.name) if config is None else config.causal:
         return "CAUSAL_LM"
+    if config is None:
+        return None
     trains_head = any(weight.startswith("head.texts.classes.") for weight in whole)
     return "SEQ_CLS" if trains_head else None
 
@@ -360,14 +354,14 @@ def _expert_rank(stack: LayerStack) -> int:
     return max(ranks)
 
 
-def _sources(names: TensorNames, linears: Iterable[str]) -> Iterator[str]:
+def _sources(names: TensorNames | ModuleNames, linears: Iterable[str]) -> Iterator[str]:
     """Names of the modules of Hugging Face that linear layers of ours are made of."""
     for linear in linears:
         for source in names.sources(f"{linear}.weight"):
-            yield names.family.module_name(source).removesuffix(".weight")
+            yield names.module_name(source).removesuffix(".weight")
 
 
-def _shared_sources(names: TensorNames, linears: Iterable[str]) -> Iterator[str]:
+def _shared_sources(names: TensorNames | ModuleNames, linears: Iterable[str]) -> Iterator[str]:
     """Names of the tensors of which linear layers of ours are a half."""
     for linear in linears:
         if names.half(f"{linear}.weight") is not None:

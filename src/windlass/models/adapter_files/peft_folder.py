@@ -18,14 +18,15 @@ from torch import Tensor
 
 from windlass.document import read_json_object
 from windlass.errors import InputErrors, ModelError, shorten
+from windlass.models.adapter_files.module_names import ModuleNames
 from windlass.models.adapter_files.stacked_experts import (
     FACTORS,
     PEFT_PREFIX,
     ExpertFactor,
     split_stacked,
 )
-from windlass.models.huggingface.families import Family
 from windlass.models.huggingface.model_folder import ADAPTER_CONFIG, is_peft_folder
+from windlass.models.huggingface.tensor_layouts import TensorNames
 from windlass.models.huggingface.weight_files import StoredTensor, list_file, read_tensor
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
@@ -91,9 +92,9 @@ class PeftFolder:
         name = f"{PEFT_PREFIX}{tensor}"
         return read_tensor(self.written.get(name, name), stored)
 
-    def with_names_of_tensors(self, family: Family) -> "PeftFolder":
+    def with_names_of_tensors(self, names: TensorNames | ModuleNames) -> "PeftFolder":
         """The folder, whose tensors are called as those in a folder of the base are."""
-        written = {family.tensor_name(name): name for name in self.stored}
+        written = {names.tensor_name(name): name for name in self.stored}
         stored = {name: self.stored[own] for name, own in written.items()}
         return replace(self, stored=stored, written=written)
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from windlass.errors import ModelError, shorten
+from windlass.models.adapter_files.module_names import ModuleNames
 from windlass.models.adapter_files.peft_folder import PeftFolder
 from windlass.models.adapter_files.stacked_experts import FACTORS, PEFT_PREFIX
 from windlass.models.huggingface.tensor_layouts import TensorNames
@@ -42,7 +43,7 @@ class PeftWeights:
     """
 
     folder: PeftFolder
-    names: TensorNames
+    names: TensorNames | ModuleNames
     parts: Mapping[str, tuple[PeftPart, ...]]
     """By full name of our linear layers with an adapter."""
     others: frozenset[str]
@@ -134,14 +135,18 @@ class PeftWeights:
             dropout = self.folder.config.get("lora_dropout") or 0.0
         ranks = {name: self.rank(name) for name in self.parts}
         rank = Counter(ranks.values()).most_common(1)[0][0]
-        by_end = {_end(name): ranks[name] for name in ranks}
-        ends = {_end(name) for name in self.others}
-        ends |= {_end(name) for name, other in ranks.items() if by_end[_end(name)] != other}
-        short = {name if _end(name) in ends else _end(name): r for name, r in ranks.items()}
+        end, whole_name = self.names.name_in_layer, self.names.name_in_request
+        by_end = {end(name): ranks[name] for name in ranks}
+        ends = {end(name) for name in self.others}
+        ends |= {end(name) for name, other in ranks.items() if by_end[end(name)] != other}
+        short = {
+            whole_name(name) if end(name) in ends else end(name): r for name, r in ranks.items()
+        }
         return LoraRequest(
             rank=rank, alpha=self.scale * rank, targets=tuple(short), dropout=dropout,
             ranks={name: other for name, other in short.items() if other != rank} or None,
-            adapter=str(self.folder.path), trained=tuple(sorted(self.whole)) or None,
+            adapter=str(self.folder.path),
+            trained=tuple(sorted(map(whole_name, self.whole))) or None,
         )  # fmt: skip
 
 
@@ -177,7 +182,7 @@ class AdaptedWeights:
 
 def fit_adapters(
     folder: PeftFolder,
-    names: TensorNames,
+    names: TensorNames | ModuleNames,
     linears: Mapping[str, tuple[int, ...]],
     weights: Mapping[str, tuple[int, ...]],
     model: str,
@@ -255,7 +260,7 @@ def fit_adapters(
 
 
 def without_tied_copies(
-    folder: PeftFolder, names: TensorNames, tied: Mapping[str, str]
+    folder: PeftFolder, names: TensorNames | ModuleNames, tied: Mapping[str, str]
 ) -> PeftFolder:
     """The folder without weights that it keeps for modules that are tied to another one.
 
@@ -292,7 +297,7 @@ def without_tied_copies(
 
 
 def module_parts(
-    names: TensorNames, linear: str, shape: tuple[int, ...]
+    names: TensorNames | ModuleNames, linear: str, shape: tuple[int, ...]
 ) -> tuple[tuple[str, int], ...]:
     """The modules of Hugging Face that a linear layer is made of, each with its outputs."""
     rows = torch.empty(*shape[:-1], 1, device="meta")
@@ -329,8 +334,3 @@ def _part(folder: PeftFolder, module: str, rows: int, scale: float) -> PeftPart:
     rank = folder.rank(module)
     growth = folder.scale(module) / scale if rank else 1.0
     return PeftPart(module=module, rows=rows, rank=rank, growth=growth)
-
-
-def _end(name: str) -> str:
-    """A layer's name within its block."""
-    return name.partition(".")[2] or name

@@ -26,6 +26,26 @@ class TensorNames:
     has_older_names: bool = False
     """Whether names end as those of earlier versions do."""
 
+    def module_name(self, tensor: str) -> str:
+        """What a tensor of a folder, or its module, is called among the modules."""
+        return self.family.module_name(tensor)
+
+    def tensor_name(self, module: str) -> str:
+        """The inverse of `module_name`."""
+        return self.family.tensor_name(module)
+
+    def name_in_request(self, parameter: str) -> str:
+        """The name by which a request means a parameter."""
+        return parameter
+
+    def name_in_layer(self, linear: str) -> str:
+        """A linear layer's name within its block."""
+        return linear.partition(".")[2] or linear
+
+    def is_transposed(self, parameter: str) -> bool:
+        """Whether a weight stands there with its inputs as rows."""
+        return self.family.rule(parameter)[0].layout == "transposed"
+
     def sources(self, parameter: str) -> tuple[str, ...]:
         """The tensors that a parameter is made of.
 
@@ -88,8 +108,7 @@ class TensorNames:
             parameter: its full name.
             value: `[rows columns]` or `[rows]`; on the meta device only shapes are right.
         """
-        transposed = self.family.rule(parameter)[0].layout == "transposed"
-        return self.split_rows(parameter, value.t() if transposed else value)
+        return self.split_rows(parameter, value.t() if self.is_transposed(parameter) else value)
 
     def split_rows(self, parameter: str, value: Tensor) -> tuple[tuple[str, Tensor], ...]:
         """The sources of a parameter with their parts of a tensor that has a row for each of its.
