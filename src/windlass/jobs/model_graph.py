@@ -32,6 +32,7 @@ from windlass.models import (
     has_config,
     is_huggingface,
     is_residual,
+    keys_of_transformers,
     model_config,
     refuse_sparse_experts,
     runs_by_transformers,
@@ -208,9 +209,11 @@ def head_notes(model: ModelIdentity) -> tuple[str, ...]:
 
 
 def _code_notes(model: ModelIdentity) -> Iterator[str]:
-    """Whose code computes a model of Hugging Face that no table of ours knows."""
+    """Whose code computes a model of Hugging Face that our layers do not, and for which keys."""
     if runs_by_transformers(model.name):
-        yield f"`{model.name}` is computed by the code of `transformers`, without dropout"
+        keys = " and ".join(f"`{key}`" for key in keys_of_transformers(model.name)[:3])
+        why = f", for its {keys}" if keys else ""
+        yield f"`{model.name}` is computed by the code of `transformers`, without dropout{why}"
 
 
 def _whole_notes(model: ModelIdentity) -> Iterator[str]:

@@ -8,8 +8,8 @@ from .build import build_layer_stack, layer_stack_of, pretrained_classes
 from .catalog import (
     ModelArgument, apply_model_arguments, apply_resnet_arguments, has_config, is_causal,
     is_residual, model_config, model_names, predicts_pairs, predicts_text_classes,
-    published_active_parameters, published_parameter_count, resnet_config, takes_images,
-    text_model_names,
+    published_active_parameters, published_parameter_count, resnet_config,
+    runs_by_transformers, takes_images, text_model_names,
 )  # fmt: skip
 from .check_shardable import sharding_errors
 from .config import ExpertConfig, TransformerConfig
@@ -26,7 +26,6 @@ from .float8.linears import use_float8
 from .fused_loss.projection import can_fuse_loss, fuse_loss, pad_vocabulary, padded_linear
 from .fused_loss.sizes import FusedLossSizes
 from .huggingface.export_layout import ExportLayout, export_layout
-from .huggingface.families import runs_by_transformers
 from .huggingface.gguf_layout import GgufLayout, gguf_layout
 from .huggingface.gguf_vocabulary import GgufVocabulary, gguf_vocabulary
 from .huggingface.image_fields import class_names
@@ -35,6 +34,7 @@ from .huggingface.model_folder import (
     find_model_folder, is_huggingface, is_peft_folder, is_pretrained, tokenizer_file,
 )  # fmt: skip
 from .huggingface.weight_places import PLACES_SUFFIX, WeightPlace, WeightPlaces
+from .huggingface.read_config import keys_of_transformers
 from .images.image_config import ResNetConfig
 from .init_weights import meta_copy
 from .inspection.layer_kinds import is_embedding_only, norm_statistics, running_statistics
@@ -71,7 +71,8 @@ __all__ = [
     "fitting_adapters", "fuse_loss", "gguf_layout", "gguf_vocabulary", "gives_text_classes",
     "has_config", "has_sentence_head", "image_processor", "in_loss_precision", "is_adapter",
     "is_causal", "is_embedding_only", "is_huggingface", "is_peft_folder", "is_pretrained",
-    "is_residual", "joined_matrices", "layer_loss", "layer_sharding", "layer_stack_of",
+    "is_residual", "joined_matrices", "keys_of_transformers", "layer_loss", "layer_sharding",
+    "layer_stack_of",
     "layer_that_looks_ahead", "linear_layers", "materialize_layer", "mean_cross_entropy",
     "meta_copy", "model_config", "model_names", "norm_statistics", "open_peft_folder",
     "own_targets", "pad_vocabulary", "padded_linear", "param_shards", "peft_adapter",

@@ -18,13 +18,13 @@ from windlass.models.catalog import (
     is_residual,
     model_config,
     resnet_config,
+    runs_by_transformers,
 )
 from windlass.models.config import TransformerConfig
 from windlass.models.experts.arguments import refuse_sparse_experts
 from windlass.models.fine_tuning.adapter_names import is_adapter
 from windlass.models.fine_tuning.frozen import freeze_weights
 from windlass.models.fine_tuning.lora import add_adapters
-from windlass.models.huggingface.families import runs_by_transformers
 from windlass.models.huggingface.model_folder import find_model_folder, is_huggingface
 from windlass.models.huggingface.new_head import classes_of
 from windlass.models.huggingface.pretrained_weights import open_pretrained

@@ -15,12 +15,13 @@ from windlass.models.experts.arguments import (
     apply_expert_arguments,
     unused_argument,
 )
-from windlass.models.huggingface.families import runs_by_transformers, writes_text
-from windlass.models.huggingface.model_folder import is_huggingface
+from windlass.models.huggingface.families import model_types, writes_text
+from windlass.models.huggingface.model_folder import find_model_folder, is_huggingface
 from windlass.models.huggingface.read_config import (
     huggingface_config,
     huggingface_resnet,
     is_huggingface_resnet,
+    keys_of_transformers,
 )
 from windlass.models.images.image_config import ResNetConfig, with_image_positions
 from windlass.models.positions.rope_scaling import RopeScaling
@@ -260,6 +261,21 @@ def takes_images(name: str) -> bool:
     if is_residual(name):
         return True
     return has_config(name) and model_config(name).image is not None
+
+
+def runs_by_transformers(name: str) -> bool:
+    """Whether a model is one of Hugging Face that our layers do not compute, and its own code does.
+
+    Args:
+        name: any model's name.
+
+    Raises:
+        ModelError: there is no such folder.
+    """
+    if not is_huggingface(name):
+        return False
+    model_type = find_model_folder(name).read_config().get("model_type")
+    return model_type not in model_types() or bool(keys_of_transformers(name))
 
 
 def has_config(name: str) -> bool:

@@ -16,6 +16,7 @@ from windlass.errors import ModelError, RequestError, WindlassError
 from windlass.jobs.fine_tuning.peft_adapters import base_of_adapters
 from windlass.jobs.planned import make_request
 from windlass.models.adapter_files.peft_adapter import PeftAdapter, linear_layers, peft_adapter
+from windlass.models.adapter_files.peft_folder import open_peft_folder
 from windlass.models.build import build_layer_stack
 from windlass.models.catalog import model_config
 from windlass.models.layer_stack import LayerStack
@@ -239,6 +240,8 @@ def test_adapters_of_another_base_are_one_clear_error(home: Path):
     [
         ({"peft_type": "IA3"}, "only LORA is read"),
         ({"use_dora": True}, "`use_dora`"),
+        ({"use_bdlora": {"nblocks": 2}}, "`use_bdlora`"),
+        ({"key_to_come": 3}, "`key_to_come`"),
         ({"bias": "all"}, "biases are not trained"),
         ({"init_lora_weights": "pissa"}, "changes the weights of the base"),
         ({"lora_alpha": None}, "no number above 0"),
@@ -249,6 +252,17 @@ def test_an_adapter_that_is_more_than_two_factors_is_refused(
 ):
     with pytest.raises(WindlassError, match=message):
         base_of_adapters(written(tmp_path / "adapter", **changes))
+
+
+def test_every_key_that_peft_itself_writes_for_a_plain_adapter_is_read(tmp_path: Path):
+    from peft import LoraConfig
+
+    plain = {k: v for k, v in LoraConfig().to_dict().items() if v is not None}
+    folder = written(
+        tmp_path / "adapter", **{**plain, "lora_alpha": 4, "target_modules": ["q_proj"]}
+    )
+
+    assert open_peft_folder(folder).config["lora_alpha"] == 4
 
 
 def test_adapters_beside_a_run_of_ours_leave_its_weights_as_they_are(home: Path):

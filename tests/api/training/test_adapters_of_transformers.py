@@ -52,6 +52,7 @@ def test_an_adapter_of_peft_goes_on_and_what_is_written_loads_in_peft(home: Path
         "train.learning_rate=0.1", "compile=false", "precision=float32", "data.held_out=0.2",
         data=data, root=home / "runs",
     )  # fmt: skip
+    list(run)
     windlass.export(run.folder, to=f"peft:{home / 'ours'}", root=home / "runs")
     windlass.export(run.folder, to=f"hf:{home / 'merged'}", root=home / "runs")
 

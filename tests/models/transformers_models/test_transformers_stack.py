@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from tiny_transformers import ARCHITECTURES, tiny_folder, tiny_input, tiny_model
 from windlass.errors import InputErrors, ModelError
 from windlass.models.build import build_layer_stack, layer_stack_of
-from windlass.models.catalog import is_causal
+from windlass.models.catalog import is_causal, runs_by_transformers
 from windlass.models.check_shardable import sharding_errors
 from windlass.models.layer_stack import LayerStack, layer_sharding, materialize_layer
 from windlass.models.tensor_parallel.collectives import TensorParallelRank
@@ -92,6 +92,38 @@ def test_what_a_mask_hides_at_another_length_is_made_anew(tmp_path: Path):
     """Windows are longer than the run in which the model was studied."""
     name, model = tiny_folder("olmo3", tmp_path)
     x = torch.randint(3, 256, (1, 100))
+
+    stack = build_layer_stack(name, {}, device="meta")
+
+    assert torch.allclose(outputs(real_layers(stack), x), logits(model, x), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("keys", "by_transformers"),
+    [
+        ({"hidden_act": "relu"}, True),
+        ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, True),
+        ({"mup_scaling": 2.0}, False),
+        ({}, False),
+    ],
+    ids=json.dumps,
+)
+def test_a_known_type_with_a_key_that_is_not_computed_here_runs_by_its_own_code(
+    keys: dict[str, object], by_transformers: bool, tmp_path: Path
+):
+    tiny_folder("llama", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, **keys}))
+
+    assert runs_by_transformers(f"hf:{tmp_path}") == by_transformers
+
+
+def test_a_known_type_by_its_own_code_gives_the_logits_of_transformers(tmp_path: Path):
+    _, model = tiny_folder("llama", tmp_path)
+    model.config.hidden_act = "relu"
+    model = type(model)(model.config).eval()
+    model.save_pretrained(tmp_path)
+    name, x = f"hf:{tmp_path}", tiny_input(model)
 
     stack = build_layer_stack(name, {}, device="meta")
 

@@ -30,11 +30,15 @@ from windlass.models.huggingface.tensor_layouts import TensorNames
 from windlass.models.huggingface.weight_files import StoredTensor, list_file, read_tensor
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
-_UNKNOWN = (
-    "use_dora", "lora_bias", "trainable_token_indices", "layer_replication",
-    "alora_invocation_tokens", "use_qalora",
-)  # fmt: skip
-"""Keys of a configuration with which an adapter is more than two factors beside a product."""
+_READ = frozenset({
+    "alpha_pattern", "auto_mapping", "base_model_name_or_path", "bias", "corda_config",
+    "ensure_weight_tying", "eva_config", "exclude_modules", "fan_in_fan_out", "inference_mode",
+    "init_lora_weights", "layers_pattern", "layers_to_transform", "loftq_config", "lora_alpha",
+    "lora_dropout", "lora_ga_config", "megatron_config", "megatron_core", "modules_to_save",
+    "peft_type", "peft_version", "qalora_group_size", "r", "rank_pattern", "revision",
+    "runtime_config", "target_modules", "target_parameters", "task_type", "use_rslora",
+})  # fmt: skip
+"""Keys of a configuration that are read, or that change nothing of a trained adapter."""
 _PLAIN_STARTS = (True, False, None, "gaussian", "eva", "orthogonal")
 """Ways to draw an adapter that leave the weights of the base as they are."""
 
@@ -161,9 +165,10 @@ def _misfits(path: Path, config: Mapping[str, Any]) -> Iterator[str]:
     if kind != "LORA":
         yield f"`{file}` has `peft_type` = {shorten(kind)}; only LORA is read"
         return
-    for key in _UNKNOWN:
-        if config.get(key):
-            yield f"`{file}` has `{key}`, with which an adapter is no pair of factors alone"
+    for key, value in config.items():
+        # Every way to be more than a pair of factors has a key that is empty without it.
+        if key not in _READ and value:
+            yield f"`{file}` has `{key}`, with which an adapter may be no pair of factors alone"
     if (bias := config.get("bias", "none")) != "none":
         yield f"`{file}` has `bias` = {shorten(str(bias))}; biases are not trained beside adapters"
     start = config.get("init_lora_weights", True)

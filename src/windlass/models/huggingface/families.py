@@ -9,7 +9,7 @@ from importlib.resources import files
 from typing import Any, Literal
 
 from windlass.errors import ModelError, did_you_mean, shorten
-from windlass.models.huggingface.model_folder import find_model_folder, is_huggingface
+from windlass.models.huggingface.model_folder import find_model_folder
 
 _NO_WRITERS = ("ForMaskedLM", "Classification", "ForPreTraining")
 """Ends of the names of classes that do not predict the next token."""
@@ -209,20 +209,6 @@ _HALVES = (
 def model_types() -> tuple[str, ...]:
     """Every `model_type` that can be read."""
     return tuple(sorted(_tables()))
-
-
-def runs_by_transformers(name: str) -> bool:
-    """Whether a model is one of Hugging Face that no table knows, so that its own code runs.
-
-    Args:
-        name: any model's name.
-
-    Raises:
-        ModelError: there is no such folder.
-    """
-    if not is_huggingface(name):
-        return False
-    return find_model_folder(name).read_config().get("model_type") not in _tables()
 
 
 def writes_text(name: str) -> bool:

@@ -1,5 +1,6 @@
 """A `config.json` as our configuration; what our layers cannot express is refused by name."""
 
+import importlib.util
 import json
 import math
 from collections.abc import Iterator, Mapping
@@ -100,6 +101,38 @@ def is_huggingface_resnet(name: str) -> bool:
     """
     model_type = find_model_folder(name).read_config().get("model_type")
     return model_type in model_types() and find_family(model_type).network == "resnet"
+
+
+def keys_of_transformers(name: str) -> tuple[str, ...]:
+    """The keys of a known type that transformers computes and our layers do not.
+
+    There are none where transformers is not installed, or does not know one of them either: then
+    all are refused.
+
+    Args:
+        name: `hf:DIR`, or `hf:DIR/config.json`.
+
+    Raises:
+        ModelError: there is no such folder.
+    """
+    content = find_model_folder(name).read_config()
+    model_type = content.get("model_type")
+    if not isinstance(model_type, str) or model_type not in model_types():
+        return ()
+    family, values = find_family(model_type), dict(_flatten(content))
+    keys = dict.fromkeys((*_other_values(family, values), *_strange_keys(family, values)))
+    for field, rule in family.fields.items():
+        key, value = _value_of(rule, values)
+        is_choice = rule.values is not None and isinstance(value, str)
+        if is_choice and _our_value(field, rule.values or {}, value) is None:
+            keys[key] = None
+    heads = {key.partition(".")[0] for key in keys}
+    if not keys or _QUANTIZATION in content or importlib.util.find_spec("transformers") is None:
+        return ()
+    from transformers import CONFIG_MAPPING
+
+    known = CONFIG_MAPPING[model_type]().to_dict() if model_type in CONFIG_MAPPING else {}
+    return tuple(keys) if heads <= known.keys() else ()
 
 
 def _read_config(name: str) -> ModelConfig:
@@ -263,15 +296,31 @@ def _refused_values(family: Family, values: Mapping[str, Any]) -> Iterator[str]:
             f"`{_QUANTIZATION}`: its weights are quantized by {shorten(json.dumps(method))}; take "
             "the model that they were quantized from"
         )
+    for key in _other_values(family, values):
+        choices = " or ".join(f"`{json.dumps(choice)}`" for choice in (*family.only[key], None))
+        yield (
+            f"`{key}` is {json.dumps(values[key])}, which cannot be computed here; only {choices} "
+            "can"
+        )
+
+
+def _other_values(family: Family, values: Mapping[str, Any]) -> Iterator[str]:
+    """Keys with another value than our layers compute."""
     for key, allowed in family.only.items():
-        value = values.get(key)
-        if value is None or value in allowed:
-            continue
-        choices = " or ".join(f"`{json.dumps(choice)}`" for choice in (*allowed, None))
-        yield f"`{key}` is {json.dumps(value)}, which cannot be computed here; only {choices} can"
+        if values.get(key) is not None and values[key] not in allowed:
+            yield key
 
 
 def _unknown_keys(family: Family, values: Mapping[str, Any]) -> Iterator[str]:
+    """What is said of each of `_strange_keys`."""
+    for key in _strange_keys(family, values):
+        yield (
+            f"`{key}` = {json.dumps(values[key])} is not known for `{family.model_type}`; if it "
+            "does not change what the model computes, remove it from a copy of the file"
+        )
+
+
+def _strange_keys(family: Family, values: Mapping[str, Any]) -> Iterator[str]:
     """Keys that may change what the model computes, and that no table knows.
 
     transformers computes without a key that it does not know, and a text changes no sum; a number
@@ -279,8 +328,7 @@ def _unknown_keys(family: Family, values: Mapping[str, Any]) -> Iterator[str]:
     """
     known = family.unread_keys | family.only.keys()
     known = known.union(*(rule.keys for rule in family.fields.values()))
-    refused = {key.partition(".")[0] for key in family.only if values.get(key) is not None
-               and values[key] not in family.only[key]}  # fmt: skip
+    refused = {key.partition(".")[0] for key in _other_values(family, values)}
     for key, value in values.items():
         parts = key.split(".")
         if parts[0] == _QUANTIZATION:
@@ -288,10 +336,7 @@ def _unknown_keys(family: Family, values: Mapping[str, Any]) -> Iterator[str]:
         heads = {".".join(parts[:count]) for count in range(1, len(parts) + 1)}
         if heads & (known | refused) or _is_harmless(family, key, value):
             continue
-        yield (
-            f"`{key}` = {json.dumps(value)} is not known for `{family.model_type}`; if it does not "
-            "change what the model computes, remove it from a copy of the file"
-        )
+        yield key
 
 
 def _is_harmless(family: Family, key: str, value: object) -> bool:
