@@ -72,17 +72,6 @@ def signed(value: FieldValue) -> int:
     return (value & (1 << 64) - 1) - (1 << 64 if value >> 63 & 1 else 0)
 
 
-def double(value: FieldValue) -> float:
-    """The number of 64 bits in a field.
-
-    Raises:
-        RecordError: the field is of another size.
-    """
-    if not isinstance(value, bytes) or len(value) != _DOUBLE.size:
-        raise RecordError("a number of 64 bits has another size")
-    return float(_DOUBLE.unpack(value)[0])
-
-
 def text(value: FieldValue) -> str:
     """The text of a field; bytes that are not UTF-8 are replaced."""
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
