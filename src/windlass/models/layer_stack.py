@@ -32,7 +32,7 @@ from windlass.models.tensor_parallel.sharding_rules import (
     resolve_sharding,
 )
 from windlass.models.tracing.cut_module import EndLayer, cut_module
-from windlass.models.tracing.module_run import ModelCall
+from windlass.models.tracing.model_call import ModelCall
 from windlass.schema import ExampleShape
 
 _TRIED_TOKENS = 8

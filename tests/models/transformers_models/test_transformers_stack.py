@@ -174,7 +174,7 @@ def test_a_hidden_state_that_is_not_passed_on_is_refused():
             return self.head(x)
 
     from windlass.models.tracing.cut_module import cut_module
-    from windlass.models.tracing.module_run import ModelCall
+    from windlass.models.tracing.model_call import ModelCall
 
     with pytest.raises(ModelError, match=r"block `layers\.1` takes a hidden state made of"):
         cut_module(Skips(), "skips", call=ModelCall())

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from windlass.errors import ModelError
 from windlass.models.inspection.layer_kinds import same_modules
 from windlass.models.tracing.block_list import find_blocks
-from windlass.models.tracing.module_run import End, ModelCall, ModuleRun
+from windlass.models.tracing.model_call import End, ModelCall
+from windlass.models.tracing.module_run import ModuleRun
 from windlass.models.tracing.prove_layers import module_mode, prove_layers
 from windlass.models.tracing.skeleton import BlockInSkeleton, Skeleton
 

@@ -5,10 +5,8 @@ positions and sizes alone.
 """
 
 import copy
-import traceback
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -25,67 +23,22 @@ from windlass.errors import ModelError
 from windlass.models.init_weights import meta_copy
 from windlass.models.inspection.shape_inference import fake_state
 from windlass.models.tracing.labels import INPUT, Labels
-from windlass.models.tracing.skeleton import (
-    PROBE_BATCH,
-    PROBE_SEQUENCE,
-    BlockSlot,
-    Caller,
-    OutputShape,
-    Skeleton,
-    Slot,
+from windlass.models.tracing.model_call import (
+    Called,
+    End,
+    ModelCall,
+    ancestors,
+    holds_tensor,
+    is_chain,
+    of_block,
+    outer_modules,
+    place_of,
+    shapes_of,
 )
+from windlass.models.tracing.skeleton import Caller, Skeleton
+from windlass.models.tracing.slots import PROBE_BATCH, PROBE_SEQUENCE, BlockSlot, Slot
 
 _TARGETS = "the targets"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelCall:
-    """How a model is called."""
-
-    input_name: str | int = 0
-    """The argument that takes its input."""
-    kwargs: Mapping[str, object] = field(default_factory=dict)
-    """Other arguments."""
-    examples: tuple[int, ...] | None = None
-    """Shape of one input that is no token."""
-    per_layer: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
-    """Settings of the model that say something of each block."""
-    targets: str | None = None
-    """The argument that takes targets; None passes none."""
-    by_token: bool = False
-    """Whether one output must be `[b s v]`, the logits of each token."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class End:
-    """What of a module stands before its blocks, or after them."""
-
-    modules: tuple[str, ...]
-    """Paths of modules with weights."""
-    tensors: tuple[str, ...] = ()
-    """Paths of weights and buffers of no such module."""
-    chain: bool = False
-    """Whether each module takes what the one before it gives, and nothing else runs."""
-
-
-@dataclass(slots=True)
-class _Called:
-    """One call of a module in the run."""
-
-    path: str
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    output: Any = None
-    log: tuple[object, ...] = ()
-    operations: int = 0
-    """Operations in the log when it returned."""
-    version: int = 0
-    """How often its output was written to when it returned."""
-
-    @property
-    def arguments(self) -> list[tuple[int | str, Any]]:
-        """All arguments, by place or name."""
-        return [*enumerate(self.args), *self.kwargs.items()]
 
 
 class ModuleRun:
@@ -97,10 +50,10 @@ class ModuleRun:
         self._module, self._name, self._blocks, self._call = module, name, blocks, call
         self._labels = Labels()
         self._fakes = FakeTensorMode(allow_non_fake_inputs=True)
-        self._ancestors = _ancestors(blocks)
-        self._ends = tuple(_ends(module, blocks, self._ancestors))
-        self._calls: list[_Called] = []
-        self._outer_calls: dict[str, _Called] = {}
+        self._ancestors = ancestors(blocks)
+        self._ends = tuple(outer_modules(module, blocks, self._ancestors))
+        self._calls: list[Called] = []
+        self._outer_calls: dict[str, Called] = {}
         self._places: list[int | str] = []
         self._tensors: dict[str, Tensor] = {}
         """Weights of no block or end, and buffers of none whose numbers are not known."""
@@ -136,11 +89,11 @@ class ModuleRun:
         memo: dict[int, object] = {}
         stand_ins: dict[str, nn.Module] = {}
         for each, place in zip(self._block_calls(), self._places, strict=True):
-            rest = None if isinstance(each.output, Tensor) else tuple(_shapes(each.output[1:]))
+            rest = None if isinstance(each.output, Tensor) else tuple(shapes_of(each.output[1:]))
             stand_ins[each.path] = BlockSlot(meta_copy(self._blocks[each.path]), place, rest)
         outputs = {each.path: each.output for each in self._calls}
         for path in self._ends:
-            shapes = _shapes(outputs[path]) if path in outputs else None
+            shapes = shapes_of(outputs[path]) if path in outputs else None
             stand_ins[path] = Slot(meta_copy(self._module.get_submodule(path)), shapes)
         for path, stand_in in stand_ins.items():
             memo[id(self._module.get_submodule(path))] = stand_in
@@ -225,12 +178,12 @@ class ModuleRun:
             raise
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
             raise self._error(
-                f"{_place(error)} depends on the numbers in tokens or weights, and what is "
+                f"{place_of(error)} depends on the numbers in tokens or weights, and what is "
                 "computed may depend on shapes alone; use tensor operations such as `torch.where`"
             ) from error
         except Exception as error:
             raise self._error(
-                f"{_place(error)} {' '.join(str(error).split())[:200] or type(error).__name__}"
+                f"{place_of(error)} {' '.join(str(error).split())[:200] or type(error).__name__}"
             ) from error
         finally:
             for handle in handles:
@@ -238,7 +191,7 @@ class ModuleRun:
 
     def _enter(self, path: str) -> Any:  # noqa: ANN401  a hook of torch
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            called = _Called(path, args, kwargs)
+            called = Called(path, args, kwargs)
             if path in self._ancestors or not path:
                 self._outer_calls.setdefault(path, called)
                 return
@@ -263,7 +216,7 @@ class ModuleRun:
             # From here on it is this block's hidden state, whatever it was made of.
             hidden = output if isinstance(output, Tensor) else output[0]
             own = hidden.clone()
-            self._labels.put(own, _of_block(path))
+            self._labels.put(own, of_block(path))
             called.output = own if isinstance(output, Tensor) else (own, *output[1:])
             called.operations = len(self._labels.end_log())
             if path == [*self._blocks][-1]:
@@ -272,7 +225,7 @@ class ModuleRun:
 
         return hook
 
-    def _begin_log(self, called: _Called, block: nn.Module) -> None:
+    def _begin_log(self, called: Called, block: nn.Module) -> None:
         names = {
             inner: self._state[f"{called.path}.{inner}"]
             for inner, _ in (*block.named_parameters(), *block.named_buffers())
@@ -284,18 +237,18 @@ class ModuleRun:
         if blocks and not blocks[-1].log:
             blocks[-1].log = self._labels.end_log()
 
-    def _hidden(self, called: _Called, place: int | str) -> Tensor:
+    def _hidden(self, called: Called, place: int | str) -> Tensor:
         hidden: Tensor = called.args[place] if isinstance(place, int) else called.kwargs[place]
         return hidden
 
-    def _hidden_place(self, called: _Called) -> int | str:
+    def _hidden_place(self, called: Called) -> int | str:
         """Where the hidden state stands among the arguments of a block.
 
         Raises:
             ModelError: no argument is one, or another one depends on more than positions.
         """
         blocks = self._block_calls()
-        expected = frozenset({_of_block(blocks[-1].path)}) if blocks else None
+        expected = frozenset({of_block(blocks[-1].path)}) if blocks else None
         arguments = called.arguments
         made = {key: self._labels.of(value) for key, value in arguments}
         for key, value in arguments:
@@ -322,7 +275,7 @@ class ModuleRun:
             else f"block `{called.path}` does not take what the code before it made of the input"
         )
 
-    def _block_calls(self) -> list[_Called]:
+    def _block_calls(self) -> list[Called]:
         return [each for each in self._calls if each.path in self._blocks]
 
     def _require_once(self) -> None:
@@ -346,7 +299,7 @@ class ModuleRun:
         hidden = self._hidden(calls[0], self._places[0])
         before, _ = self._end(self._calls[:first], self._tokens, hidden, INPUT)
         after, is_read = self._end(
-            self._calls[last + 1 :], left, logits, _of_block([*self._blocks][-1])
+            self._calls[last + 1 :], left, logits, of_block([*self._blocks][-1])
         )
         self._stops |= is_read
         unused = [path for path in self._ends if path not in (*before.modules, *after.modules)]
@@ -363,7 +316,7 @@ class ModuleRun:
         return before, after
 
     def _end(
-        self, calls: Sequence[_Called], takes: Tensor, gives: Tensor, source: str
+        self, calls: Sequence[Called], takes: Tensor, gives: Tensor, source: str
     ) -> tuple[End, bool]:
         """What makes a tensor of another one, and whether weights are read without a call.
 
@@ -390,7 +343,7 @@ class ModuleRun:
                 else f"the hidden state before the blocks is made of {min(wrong)}"
             )
         end = End(modules=(*modules, *more), tensors=tuple(tensors))
-        return replace(end, chain=not read and _is_chain(calls, takes, gives)), bool(read)
+        return replace(end, chain=not read and is_chain(calls, takes, gives)), bool(read)
 
     def _labels_in(self, paths: Iterable[str]) -> frozenset[str]:
         """The labels of all weights in some modules."""
@@ -399,7 +352,7 @@ class ModuleRun:
 
     def _find_logits(self) -> int:
         """Which leaf of the output are the logits: the first that depends on the last block."""
-        last = _of_block([*self._blocks][-1])
+        last = of_block([*self._blocks][-1])
         leaves = tree_leaves(self._output)
         found = [
             index
@@ -410,7 +363,7 @@ class ModuleRun:
             sizes = (PROBE_BATCH, PROBE_SEQUENCE)
             logits = [i for i in found if leaves[i].ndim == 3 and leaves[i].shape[:2] == sizes]
             if len(logits) != 1:
-                shapes = ", ".join(str(list(leaf.shape)) for leaf in leaves if _holds_tensor(leaf))
+                shapes = ", ".join(str(list(leaf.shape)) for leaf in leaves if holds_tensor(leaf))
                 raise self._error(
                     f"for tokens {list(sizes)} it gives {shapes or 'no tensor'}, and one output "
                     f"must be logits [{PROBE_BATCH}, {PROBE_SEQUENCE}, vocabulary]"
@@ -438,7 +391,7 @@ class ModuleRun:
             if called is None:
                 continue
             arguments = called.arguments
-            tensors = [key for key, value in arguments if _holds_tensor(value)]
+            tensors = [key for key, value in arguments if holds_tensor(value)]
             if len(tensors) == 1 and dict(arguments)[tensors[0]] is self._tokens:
                 key = tensors[0]
                 args = tuple(None if index == key else v for index, v in enumerate(called.args))
@@ -447,63 +400,3 @@ class ModuleRun:
         if self._call.targets is not None:
             return self._outer_caller()
         raise self._error("no part of it that holds the blocks takes the input as it is")
-
-
-def _is_chain(calls: Sequence[_Called], takes: Tensor, gives: Tensor) -> bool:
-    """Whether each call takes what the one before it gives, alone."""
-    for called in calls:
-        is_plain = len(called.args) == 1 and called.args[0] is takes and not called.kwargs
-        if not is_plain or not isinstance(called.output, Tensor):
-            return False
-        if called.output._version != called.version:  # noqa: SLF001  it was written to
-            return False
-        takes = called.output
-    return takes is gives
-
-
-def _of_block(path: str) -> str:
-    return f"what block `{path}` gives"
-
-
-def _ancestors(blocks: Mapping[str, nn.Module]) -> tuple[str, ...]:
-    """The modules that the blocks are in, from the outermost one."""
-    parts = next(iter(blocks)).split(".")
-    return tuple(".".join(parts[:count]) for count in range(1, len(parts)))
-
-
-def _ends(
-    module: nn.Module, blocks: Mapping[str, nn.Module], ancestors: tuple[str, ...]
-) -> Iterator[str]:
-    """The outermost modules with weights that are no blocks and hold none."""
-    found: list[str] = []
-    for path, inner in module.named_modules():
-        is_inside = any(path.startswith(f"{outer}.") for outer in (*blocks, *found))
-        if not path or path in ancestors or path in blocks or is_inside:
-            continue
-        if any(True for _ in inner.parameters()):
-            found.append(path)
-            yield path
-
-
-def _holds_tensor(value: object) -> bool:
-    return any(isinstance(leaf, Tensor) for leaf in tree_leaves(value))
-
-
-def _shapes(value: Any) -> Any:  # noqa: ANN401  whatever a module gives
-    """A structure with shapes in place of its tensors."""
-    if isinstance(value, Tensor):
-        return OutputShape(tuple(value.shape), value.is_floating_point())
-    if isinstance(value, tuple | list):
-        return type(value)([_shapes(each) for each in value])
-    return value
-
-
-def _place(error: Exception) -> str:
-    """The innermost line of code outside of torch and of this folder."""
-    own = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
-    frames = [
-        f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(own)
-    ]
-    if not frames:
-        return "its code"
-    return f"{frames[-1].filename}:{frames[-1].lineno}, `{frames[-1].line}`,"

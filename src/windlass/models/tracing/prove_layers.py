@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 
 from windlass.errors import ModelError
 from windlass.models.init_weights import parameters_and_buffers
-from windlass.models.tracing.module_run import ModelCall
+from windlass.models.tracing.model_call import ModelCall
 
 _TOKENS = (2, 3)
 """Batch and sequence of the tokens, other than in the trace."""

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from windlass.errors import ModelError, shorten
 from windlass.models.huggingface.model_folder import ModelFolder, find_model_folder
 from windlass.models.tracing.block_list import find_blocks
-from windlass.models.tracing.module_run import ModelCall
+from windlass.models.tracing.model_call import ModelCall
 from windlass.models.transformers_models.experts import NAME as EXPERTS, register_experts
 
 _HEADS = (
