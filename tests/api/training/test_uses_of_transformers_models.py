@@ -88,6 +88,7 @@ def test_frozen_weights_stay_as_in_a_plain_loop(home: Path, folder: Path):
     assert ours == pytest.approx(plain_losses(model), rel=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
 def test_adapters_learn_as_those_of_peft(home: Path, folder: Path):
     from peft import LoraConfig, get_peft_model
 
