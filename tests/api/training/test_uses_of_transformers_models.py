@@ -107,7 +107,7 @@ def test_adapters_learn_as_those_of_peft(home: Path, folder: Path):
                 own = name.removeprefix("base_model.model.").replace("lora_A.default.weight", "")
                 weight.copy_(drawn[f"{own}lora_a"])
 
-    ours = losses(home, folder, "lora.rank=2", "lora.alpha=4", "seed=0")
+    ours = losses(home, folder, "lora.rank=2", "lora.alpha=4", "train.seed=0")
 
     assert ours == pytest.approx(plain_losses(model), rel=1e-5)
 
