@@ -119,7 +119,7 @@ def test_what_two_ranks_contribute_is_the_whole_gradient(model_type: str, tmp_pa
         sums[owner] = sums[owner] + sums.pop(tied, 0)
         expected.pop(tied, None)
     assert sums.keys() == expected.keys()
-    rounding = 1e-7 * max(float(gradient.abs().max()) for gradient in expected.values())
+    rounding = 1e-6 * max(float(gradient.abs().max()) for gradient in expected.values())
     for key, gradient in expected.items():
         # Norms and recurrences of transformers compute in float32. A share that lacks or counts
         # twice is far off.
