@@ -50,7 +50,7 @@ MUTANTS = {
         "optimizer", "if each.is_whole]", "if each.is_whole][:1]", TENSOR
     ),
     "copies of a tied weight are not summed": Mutant(
-        "optimizer", "if weight.group is not None:", "if weight.group is None:", STAGES
+        "optimizer", "if weight.group is not None:", "if False:", STAGES
     ),
     "the norm counts every replica": Mutant(
         "optimizer", "self._ranks.replica > 0, self", "False, self", REPLICAS
