@@ -1,12 +1,12 @@
 from windlass.answer import Answer, Bullets, json_text, word_table
-from windlass.api.commands import (
-    VERIFICATION_STEPS, Check, Fit, check, evaluate_tables, fit, keys, launch, models, rehearse,
-    validate, verification_steps, verified_numerics,
-)  # fmt: skip
+from windlass.api.commands import Fit, evaluate_tables, fit, keys, launch, models, validate
 from windlass.api.compare import ALL_MACHINES, batch, compare_machines, sparse_speedup
 from windlass.api.layer_dataflow import Dataflow, dataflow
 from windlass.api.limits.size_search import largest_model, measure_largest_model, require_local
 from windlass.api.limits.smallest_machine import smallest_machines
+from windlass.api.proof import (
+    VERIFICATION_STEPS, Check, check, rehearse, verification_steps, verified, verified_numerics,
+)  # fmt: skip
 from windlass.api.record.exchange import TrackedRun, import_runs, init, mirror
 from windlass.api.record.serving import SERVER_HOST, SERVER_PORT, read_token, serve
 from windlass.api.record.stores import follow_sync, merge_runs, sync_runs
@@ -77,7 +77,7 @@ __all__ = [
     "score", "score_rank", "send_alert", "serve", "smallest_machines", "sparse_speedup",
     "split_overrides", "sweep", "sweep_rows", "sync_runs", "train", "training_plan",
     "training_recipes", "unnamed_data", "usual_system_prompt", "validate", "validate_random_plans",
-    "validated_runs_file", "value_origins", "verification", "verification_steps",
+    "validated_runs_file", "value_origins", "verification", "verification_steps", "verified",
     "verified_numerics", "word_table", "write_machine", "write_plan_trace", "write_run_trace",
     "write_sample",
 ]  # fmt: skip

@@ -1,15 +1,14 @@
-"""Functions of the commands that join several others: fit, check, rehearse, launch, ..."""
+"""Functions of the commands that join several others: fit, launch, ..."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from windlass.distributed import Scheduler, prepare_cluster_run
 from windlass.document import leaf_fields
-from windlass.errors import InputErrors, RequestError, WindlassError
-from windlass.jobs import RUNS, Planned, Progress, make_request, plan
+from windlass.errors import InputErrors, WindlassError
+from windlass.jobs import RUNS, Planned, Progress, plan
 from windlass.models import (
     ResNetConfig,
     TransformerConfig,
@@ -21,24 +20,12 @@ from windlass.planner import explain_result
 from windlass.schema import (
     MemoryClass,
     Request,
-    VerificationResult,
     fact_table_html,
 )
 from windlass.units import format_bytes
-from windlass.verify import (
-    ProofScope,
-    Verifier,
-    downscale_plan,
-    proof_steps,
-    rehearsal,
-    verification,
-)
 
 if TYPE_CHECKING:
     from windlass.validation import TableEvaluation
-
-VERIFICATION_STEPS = 3
-"""Optimizer steps of a verification: the first has no moments yet, the second has, and one more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -65,36 +52,6 @@ class Fit:
         facts |= {name: format_bytes(nbytes) for name, nbytes in self.by_class.items()}
         facts |= {f"help {i}": text for i, text in enumerate(self.help, start=1)}
         return fact_table_html(f"{self.planned.graph.name} {self.verdict}", facts)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Check:
-    """A few steps under a plan, compared with plain runs; true in a condition if they are equal."""
-
-    planned: Planned
-    """What was run, with what was made smaller in its notes."""
-    plain: VerificationResult
-    """Compared with a plain run on one device."""
-    pytorch: VerificationResult
-    """Compared with plain PyTorch, which shares no data, loss or optimizer code."""
-    scope: ProofScope
-    """Which events of the run these steps held, and what was not compared."""
-
-    @property
-    def passed(self) -> bool:
-        """Whether both differ nowhere by more than rounding."""
-        return self.plain.passed and self.pytorch.passed
-
-    def __bool__(self) -> bool:
-        return self.passed
-
-    def __repr__(self) -> str:
-        return f"<Check of {self.planned.plan!r}: {self.plain!r}, plain PyTorch {self.pytorch!r}>"
-
-    def _repr_html_(self) -> str:
-        notes = {str(i): note for i, note in enumerate(self.planned.notes, start=1)}
-        heading = fact_table_html(repr(self.planned.plan), notes)
-        return heading + self.plain._repr_html_() + self.pytorch._repr_html_()
 
 
 def fit(
@@ -125,50 +82,6 @@ def fit(
         help=explanation.help,
         planned=planned,
     )
-
-
-def check(
-    what: Planned | Request | str | None = None,
-    *overrides: str,
-    steps: int | None = None,
-    progress: Progress | None = None,
-) -> Check:
-    """Trains a few steps under a plan and plainly, and compares everything that they compute.
-
-    Args:
-        what: a model's name, a request, or the result of `plan`.
-        overrides: `key=value`, if `what` is a name.
-        steps: optimizer steps; None takes as many as all that is scheduled needs to happen twice.
-        progress: called with what runs.
-
-    Raises:
-        WindlassError: what is wrong with the request, or a run failed.
-    """
-    planned = _planned(what, overrides, None, None, progress)
-    return _checked(planned, steps, progress)
-
-
-def rehearse(
-    what: Request | str,
-    *overrides: str,
-    machine: str | None = None,
-    progress: Progress | None = None,
-) -> Check:
-    """Runs a plan for a large machine downscaled, on local processes, and checks it.
-
-    Args:
-        what: a model's name, or a request.
-        overrides: `key=value`, if `what` is a name.
-        machine: the machine that the plan is for; None means this machine.
-        progress: called with what runs.
-
-    Raises:
-        WindlassError: what is wrong with the request, or a run failed.
-    """
-    request = what if isinstance(what, Request) else make_request(what, *overrides, machine=machine)
-    full_plan, _ = rehearsal(request, progress=progress)
-    small, _ = downscale_plan(full_plan, request, progress=progress)
-    return _checked(small, None, progress)
 
 
 def launch(
@@ -267,24 +180,6 @@ def evaluate_tables(
     return evaluations, problems
 
 
-def verification_steps(request: Request) -> int:
-    """Steps of a check, in which all that a request schedules can happen twice."""
-    return proof_steps(request, VERIFICATION_STEPS)
-
-
-def verified_numerics(planned: Planned, *, steps: int) -> Planned:
-    """A plan prepared for its verification; numerics that the request fixes stay as they are.
-
-    Args:
-        planned: a plan for this machine.
-        steps: optimizer steps.
-    """
-    request = planned.request
-    pinned = {key for key in ("precision", "compile") if getattr(request, key) is not None}
-    pinned |= {"moments"} if request.moments != "float32" else set()
-    return verification(planned, steps=steps, keep=frozenset(pinned))
-
-
 def _planned(
     what: Planned | Request | str | None,
     overrides: tuple[str, ...],
@@ -295,19 +190,3 @@ def _planned(
     if isinstance(what, Planned):
         return what
     return plan(what, *overrides, machine=machine, memory=memory, progress=progress)
-
-
-def _checked(planned: Planned, steps: int | None, progress: Progress | None) -> Check:
-    if not planned.objects.is_rebuildable or planned.objects.examples is not None:
-        raise RequestError(
-            "a check compares processes, and objects that were passed live in this one; put the "
-            "function that builds the model into a file that is imported, and name the text"
-        )
-    steps = verification_steps(planned.request) if steps is None else steps
-    ready = verified_numerics(planned, steps=steps)
-    with TemporaryDirectory() as folder:
-        verifier = Verifier(ready, Path(folder), progress)
-        plain = verifier.verify()
-        pytorch = verifier.compare_to_plain_pytorch(planned)
-        scope = verifier.scope(planned)
-    return Check(planned=ready, plain=plain, pytorch=pytorch, scope=scope)

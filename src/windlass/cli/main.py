@@ -49,8 +49,8 @@ _COMMANDS = {
         "dataflow": "api.layer_dataflow.dataflow",
     },
     "Prove": {
-        "check": "check:check",
-        "rehearse": "check:rehearse",
+        "check": "api.proof.check",
+        "rehearse": "api.proof.rehearse",
         "validate": "validation.validate:validate",
     },
     "Runs": {

@@ -1,6 +1,7 @@
 """`windlass launch`: prepares a run for a cluster and writes the script that starts it there."""
 
 import shlex
+import sys
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Literal
@@ -9,9 +10,8 @@ from cyclopts import Parameter
 
 from windlass import api
 from windlass.api import SEARCHED_PLAN, Flag, PlanOptions, build_plan
-from windlass.cli.console import ProgressBars, console, print_notes
+from windlass.cli.console import ProgressBars, console, print_answer, print_notes
 from windlass.cli.plan_summary import print_predicted_plan
-from windlass.cli.verification_output import verify_and_print
 from windlass.errors import InputErrors
 
 
@@ -123,7 +123,11 @@ def launch(
     if cluster.rehearse:
         with ProgressBars() as progress:
             small, changes = api.downscale_plan(planned.plan, planned.request, progress=progress)
-            verify_and_print(small, changes, progress, faults=False, as_json=False)
+            steps = small.request.train.steps
+            checked = api.verified(small, changes, steps=steps, progress=progress)
+        print_answer(checked, as_json=False)
+        if checked.exit_code:
+            sys.exit(checked.exit_code)
 
 
 def _start(cluster: ClusterOptions, script: Path) -> str:
