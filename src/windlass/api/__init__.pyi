@@ -23,8 +23,8 @@ from windlass.experiments import (
 )  # fmt: skip
 from windlass.flags import AsJson, Flag, ManyNames, ManySizes, Names, OnMachine, Shares, Written
 from windlass.inference import (
-    Drawing, LanguageModel, evaluate, load_language_model, open_dialogue, sample, score, score_rank,
-    usual_system_prompt, write_sample,
+    Drawing, LanguageModel, Scores, evaluate, load_language_model, open_dialogue, sample, score,
+    score_rank, usual_system_prompt, write_sample,
 )  # fmt: skip
 from windlass.jobs import (
     EXPLAINED_PLAN, HERE, NO_OPTIONS, RUNS, SEARCHED_PLAN, ExplainedPlanOptions, PlanOptions,
@@ -58,15 +58,15 @@ __all__ = [
     "LanguageModel", "LiveJudge", "ManyNames", "ManySizes", "Measurement", "Names", "Noise",
     "OnMachine", "ParentOptions", "ParentRun", "PartResult", "PlanOptions", "Planned", "Progress",
     "ProofScope", "RayJob", "Recipe", "RecipePlan", "RecipeResult", "RequestOptions", "Run",
-    "Scheduler", "Shares", "SlurmJob", "Sweep", "TrackedRun", "TrainingPlan", "TrainingRecipe",
-    "TrainingResult", "ValidatedRun", "ValueOrigin", "Verifier", "Written", "add_machine",
-    "annotate", "base_of_adapters", "batch", "become_ranks", "beside_adapters", "bisect",
-    "build_plan", "build_request", "capture", "check", "compare_machines", "data_statistics",
-    "dataflow", "describe_job", "diff", "doctor", "downscale_plan", "draw_figure", "draw_plan",
-    "draw_sweep", "evaluate", "evaluate_tables", "explain_values", "export", "find_machine",
-    "find_parent", "fit", "follow_sync", "follow_verdict", "forecast", "import_model",
-    "import_runs", "init", "is_training_recipe", "job_size", "json_text", "judge", "keys",
-    "known_recipes", "largest_model", "launch", "load", "load_language_model", "load_plan",
+    "Scheduler", "Scores", "Shares", "SlurmJob", "Sweep", "TrackedRun", "TrainingPlan",
+    "TrainingRecipe", "TrainingResult", "ValidatedRun", "ValueOrigin", "Verifier", "Written",
+    "add_machine", "annotate", "base_of_adapters", "batch", "become_ranks", "beside_adapters",
+    "bisect", "build_plan", "build_request", "capture", "check", "compare_machines",
+    "data_statistics", "dataflow", "describe_job", "diff", "doctor", "downscale_plan",
+    "draw_figure", "draw_plan", "draw_sweep", "evaluate", "evaluate_tables", "explain_values",
+    "export", "find_machine", "find_parent", "fit", "follow_sync", "follow_verdict", "forecast",
+    "import_model", "import_runs", "init", "is_training_recipe", "job_size", "json_text", "judge",
+    "keys", "known_recipes", "largest_model", "launch", "load", "load_language_model", "load_plan",
     "load_sweep", "machines", "make_request", "make_sweep_request", "measure_largest_model",
     "merge_runs", "mirror", "models", "noise", "on_default_stack", "open_dialogue", "plan",
     "plan_of_child", "plan_recipe", "plan_training", "prepare_cluster_run", "probe", "proof_scope",

@@ -27,7 +27,6 @@ from windlass.units import format_seconds
 if TYPE_CHECKING:
     from windlass import api
     from windlass.judge import Verdict
-    from windlass.schema import TaskScore
 
 _WIDTH = 100
 """Most columns of any output, so that all commands look alike."""
@@ -243,22 +242,6 @@ def print_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     from windlass.api import word_table
 
     console.print(word_table(heads, rows))
-
-
-def print_scores(scores: "Iterable[TaskScore]") -> None:
-    """Prints scores on tasks, a row for each metric, to four digits behind the point."""
-    heads = ("step", "task", "n-shot", "metric", "value", "stderr")
-    rows: list[tuple[str, ...]] = []
-    for score in scores:
-        words = [str(score.step or ""), *["(EMA)"] * score.ema, *["(chat)"] * score.chat]
-        step = " ".join(words)
-        first = (step, score.task, str(score.shots))
-        for metric in score.metrics:
-            error = metric.standard_error
-            spread = f"± {error:.4f}" if error is not None else ""
-            rows.append((*first, metric.name, f"{metric.value:.4f}", spread))
-            first = ("", "", "")
-    print_table(heads, rows)
 
 
 def print_values(values: "Iterable[api.ValueOrigin]") -> None:

@@ -35,7 +35,7 @@ _COMMANDS = {
         "recipe": "recipes.recipe:recipe",
         "sample": "record.sample:sample",
         "chat": "record.sample:chat",
-        "evaluate": "record.evaluate:evaluate",
+        "evaluate": "inference.task_scores.evaluate",
         "import": "training.imported_run.import_model",
         "export": "training.weight_files.export",
     },

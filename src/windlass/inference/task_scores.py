@@ -1,12 +1,18 @@
 """`evaluate` scores a trained model on tasks, by lm-evaluation-harness."""
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+from cyclopts import Parameter
+from rich.console import RenderableType
+
+from windlass.answer import Answers, word_table
 from windlass.atomic_files import scratch_folder
 from windlass.errors import RequestError
+from windlass.flags import Flag, RunsFolder, Watch, Word
 from windlass.inference.language_model import (
     LanguageModel,
     find_language_model,
@@ -21,41 +27,65 @@ if TYPE_CHECKING:
     from windlass.inference.evaluate_on_ranks import RanksModel
     from windlass.runtime import Checkpoint
 
+_OVERRIDE = re.compile(r"[a-z_]+(\.[a-z_]+)*=(?!.*\.ya?ml$)")
+"""A key and a value, which the name of a YAML file is not."""
+
+
+class Scores(Answers[TaskScore]):
+    """A score for each task and group of tasks; `metrics` has its numbers."""
+
+    def lines(self) -> Iterator[RenderableType]:
+        """A row for each metric, to four digits behind the point."""
+        rows: list[tuple[str, ...]] = []
+        for score in self:
+            words = [str(score.step or ""), *["(EMA)"] * score.ema, *["(chat)"] * score.chat]
+            first = (" ".join(words), score.task, str(score.shots))
+            for metric in score.metrics:
+                error = metric.standard_error
+                spread = f"± {error:.4f}" if error is not None else ""
+                rows.append((*first, metric.name, f"{metric.value:.4f}", spread))
+                first = ("", "", "")
+        yield word_table(("step", "task", "n-shot", "metric", "value", "stderr"), rows)
+
 
 def evaluate(
-    run: str | Path,
-    *tasks: str | Path,
+    run: Annotated[str | Path, Word],
+    *words: Annotated[str | Path, Word],
+    tasks: str = "",
+    step: int | None = None,
     shots: int | None = None,
     limit: int | None = None,
-    chat: bool = False,
+    chat: Flag = False,
     system: str | None = None,
-    step: int | None = None,
     phases: int = 1,
-    overrides: Sequence[str] = (),
-    ema: bool = False,
-    root: Path | str = RUNS,
-    progress: Progress | None = None,
-) -> tuple[TaskScore, ...]:
-    """How well a run's model answers some tasks; the scores are kept in the run's folder.
+    ema: Flag = False,
+    overrides: Annotated[Sequence[str], Parameter(parse=False)] = (),
+    root: RunsFolder = RUNS,
+    progress: Watch = None,
+) -> Scores:
+    """Score a trained model on tasks, by lm-evaluation-harness.
 
-    Tasks, prompts and metrics are lm-evaluation-harness's own; likelihoods are the model's, in
-    float32.
+    Tasks, prompts and metrics are the harness's own; likelihoods are the model's, in float32. The
+    scores are kept in the run's folder.
+
+    For example: `windlass evaluate last --tasks hellaswag,capitals.yaml parallel.pipeline=2`.
 
     Args:
-        run: folder, name, the first characters of its id, or `last`.
-        tasks: names in the library of the harness, or YAML files of its form.
-        shots: solved questions before each question; None means as many as a task says.
-        limit: most questions of each task; None asks all.
-        chat: whether questions stand in the model's chat template.
-        system: with `chat`, the system prompt.
-        step: step of the checkpoint; None means the newest good one.
-        phases: groups of layers that take turns in memory, for a model that is too large for it;
-            1 keeps all layers. Scores are the same.
-        overrides: `key=value` of a plan, such as `parallel.pipeline=2`, whose ranks score together
-            on this host; none let one process score. Scores are the same but for rounding.
-        ema: whether averages of the weights that the run keeps (`train.ema`) are scored.
-        root: the folder that holds the run folders.
-        progress: called with what is under way.
+        run: Folder, name, the first characters of its id, or `last`.
+        words: Tasks, as for `--tasks`; and `key=value` of a plan, such as `parallel.pipeline=2`,
+            whose ranks answer together on this host.
+        tasks: Names in the library of lm-evaluation-harness or YAML files of its form, divided by
+            commas.
+        step: Step of the checkpoint; the newest good one if not given.
+        shots: Solved questions before each question; as many as each task says if not given.
+        limit: Most questions of each task; all if not given.
+        chat: Ask in the model's chat template.
+        system: With `--chat`, the system prompt.
+        phases: Groups of layers that take turns in memory, for a model that is too large for it.
+        ema: Score the averages of the weights that the run keeps (`train.ema`).
+        overrides: `key=value` of a plan, as among `words`. Scores are the same but for rounding.
+        root: The folder that holds the run folders.
+        progress: Called with what is under way.
 
     Returns:
         A score for each task and group of tasks; `metrics` has its numbers.
@@ -69,16 +99,18 @@ def evaluate(
         StorageError: the folder cannot be written.
         WindlassError: there is no such plan, or a rank failed.
     """
+    more = [str(word) for word in words if _OVERRIDE.match(str(word))]
+    names = [*(word for word in words if str(word) not in more), *([tasks] if tasks else ())]
     record, planned, checkpoint = find_language_model(run, step=step, root=root)
     require_no_links(record.folder)
     with _answering(
-        record, planned, checkpoint, overrides, phases=phases, ema=ema, progress=progress
+        record, planned, checkpoint, (*overrides, *more), phases=phases, ema=ema, progress=progress
     ) as model:
         scores = _scores(
-            model, planned, tasks, shots=shots, limit=limit, chat=chat, system=system,
+            model, planned, names, shots=shots, limit=limit, chat=chat, system=system,
             progress=progress,
         )  # fmt: skip
-    scores = tuple(score.model_copy(update={"ema": ema}) for score in scores)
+    scores = Scores(score.model_copy(update={"ema": ema}) for score in scores)
     for score in scores:
         label = f"step-{score.step:08d}{'-ema' if ema else ''}{'-chat' if chat else ''}"
         name = f"{label}.{score.task.replace('/', '_')}.{score.shots}-shot.json"

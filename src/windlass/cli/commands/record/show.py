@@ -7,8 +7,8 @@ from windlass.api import AsJson
 from windlass.atomic_files import require_output_file
 from windlass.cli.console import (
     console,
+    print_answer,
     print_json,
-    print_scores,
     print_written,
 )
 from windlass.report import expert_table, record_table
@@ -31,7 +31,7 @@ def show(run: str = "last", *, runs: Path = api.RUNS, as_json: AsJson = False) -
     if (experts := expert_table(record.steps)) is not None:
         console.print(experts)
     if record.evaluations:
-        print_scores(record.evaluations)
+        print_answer(api.Scores(record.evaluations), as_json=False)
 
 
 def report(
