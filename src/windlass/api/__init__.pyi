@@ -23,8 +23,8 @@ from windlass.experiments import (
 )  # fmt: skip
 from windlass.flags import AsJson, Flag, ManyNames, ManySizes, Names, OnMachine, Shares, Written
 from windlass.inference import (
-    Drawing, LanguageModel, Scores, evaluate, load_language_model, open_dialogue, sample, score,
-    score_rank, usual_system_prompt, write_sample,
+    AnswerDrawing, Drawing, LanguageModel, Scores, evaluate, load_language_model, open_dialogue,
+    sample, score, score_rank, usual_system_prompt, write_sample,
 )  # fmt: skip
 from windlass.jobs import (
     EXPLAINED_PLAN, HERE, NO_OPTIONS, RUNS, SEARCHED_PLAN, ExplainedPlanOptions, PlanOptions,
@@ -52,8 +52,8 @@ from windlass.verify import (
 __all__ = [
     "ALL_MACHINES", "DOCTOR_FILE", "EXPLAINED_PLAN", "HERE", "MAX_PROCESSES", "NO_OPTIONS",
     "NO_PARENT", "RECIPE_SEEDS", "RUNS", "SEARCHED_PLAN", "SERVER_HOST", "SERVER_PORT",
-    "VERIFICATION_STEPS", "Answer", "AsJson", "Bisection", "Bullets", "Check", "ClusterHost",
-    "ClusterRank", "Dataflow", "Drawing", "ElasticRecovery", "ExplainedPlanOptions",
+    "VERIFICATION_STEPS", "Answer", "AnswerDrawing", "AsJson", "Bisection", "Bullets", "Check",
+    "ClusterHost", "ClusterRank", "Dataflow", "Drawing", "ElasticRecovery", "ExplainedPlanOptions",
     "ExportedFiles", "FaultResult", "Fit", "Flag", "Instrumentation", "JobSize", "KubernetesJob",
     "LanguageModel", "LiveJudge", "ManyNames", "ManySizes", "Measurement", "Names", "Noise",
     "OnMachine", "ParentOptions", "ParentRun", "PartResult", "PlanOptions", "Planned", "Progress",

@@ -6,6 +6,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cyclopts import Parameter
+
 from windlass.atomic_files import atomic_write
 from windlass.errors import RequestError, shorten
 from windlass.inference.language_model import (
@@ -110,18 +112,33 @@ def _continued(language: LanguageModel, prompt: str, drawing: "Drawing") -> Iter
     return language.tokenizer.stream_decode(generated, ids)
 
 
+@Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawing:
     """How the tokens of texts are drawn; None is as the model's folder says."""
 
     tokens: int = 200
-    """Most tokens of a text."""
+    """Most tokens of the text."""
     temperature: float | None = None
+    """0 always takes the likeliest token; 1 samples the model's distribution. If not given, as
+    `generation_config.json` of the model says, or 0.8; likewise the next ones."""
     top_k: int | None = None
+    """Sample only from this many of the likeliest tokens; else 40."""
     top_p: float | None = None
+    """Sample only from the likeliest tokens that together have this probability; else 1."""
     repetition_penalty: float | None = None
+    """How much less likely tokens of the text so far become; else 1."""
     seed: int = 0
-    """The same seed writes the same text."""
+    """The same seed generates the same text."""
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerDrawing(Drawing):
+    """The same for the answers of a conversation, which may be longer."""
+
+    tokens: int = 500
+    """Most tokens of an answer."""
 
 
 class Dialogue:

@@ -3,12 +3,15 @@
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
+from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
 
 from windlass import api
 from windlass.api import Flag
 from windlass.cli.console import ProgressBars, print_notes, without_controls
+
+_TEXT, _ANSWER = api.Drawing(), api.AnswerDrawing()
 
 
 def sample(
@@ -17,12 +20,7 @@ def sample(
     prompt: str = "",
     chat: Flag = False,
     system: str | None = None,
-    tokens: int = 200,
-    temperature: float | None = None,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    repetition_penalty: float | None = None,
-    seed: int = 0,
+    drawing: api.Drawing = _TEXT,
     phases: int = 1,
     ema: Flag = False,
     runs: Path = api.RUNS,
@@ -37,13 +35,7 @@ def sample(
         chat: The prompt is what a user says, the text the answer, both in the run's chat template.
         system: With `--chat`, the system prompt; if not given, the one that most conversations of
             the run begin with. An empty one is none.
-        tokens: Number of tokens to generate.
-        temperature: 0 always takes the likeliest token; 1 samples the model's distribution. If not
-            given, as `generation_config.json` of the model says, or 0.8; likewise the next ones.
-        top_k: Sample only from this many of the likeliest tokens; else 40.
-        top_p: Sample only from the likeliest tokens that together have this probability; else 1.
-        repetition_penalty: How much less likely tokens of the text so far become; else 1.
-        seed: The same seed generates the same text.
+        drawing: How tokens are drawn.
         phases: Groups of layers that take turns in memory, for a model that is too large for it.
         ema: Let the averages of the weights write that the run keeps (`train.ema`).
         runs: The folder that holds the run folders.
@@ -54,12 +46,7 @@ def sample(
         run,
         prompt,
         root=runs,
-        tokens=tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        repetition_penalty=repetition_penalty,
-        seed=seed,
+        **asdict(drawing),
         chat=chat,
         system=system,
         phases=phases,
@@ -75,12 +62,7 @@ def chat(
     run: str = "last",
     *,
     system: str | None = None,
-    tokens: int = 500,
-    temperature: float | None = None,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    repetition_penalty: float | None = None,
-    seed: int = 0,
+    drawing: api.AnswerDrawing = _ANSWER,
     phases: int = 1,
     ema: Flag = False,
     runs: Path = api.RUNS,
@@ -94,23 +76,13 @@ def chat(
         run: Folder, name, the first characters of its id, or `last`.
         system: The system prompt; if not given, the one that most conversations of the run begin
             with. An empty one is none.
-        tokens: Most tokens of an answer.
-        temperature: 0 always takes the likeliest token; 1 samples the model's distribution. If not
-            given, as `generation_config.json` of the model says, or 0.8; likewise the next ones.
-        top_k: Sample only from this many of the likeliest tokens; else 40.
-        top_p: Sample only from the likeliest tokens that together have this probability; else 1.
-        repetition_penalty: How much less likely tokens of the text so far become; else 1.
-        seed: The same seed and words give the same answers.
+        drawing: How tokens are drawn.
         phases: Groups of layers that take turns in memory, for a model that is too large for it.
         ema: Let the averages of the weights answer that the run keeps (`train.ema`).
         runs: The folder that holds the run folders.
     """
     if system is None:
         _say_system_prompt(run, runs)
-    drawing = api.Drawing(
-        tokens=tokens, temperature=temperature, top_k=top_k, top_p=top_p,
-        repetition_penalty=repetition_penalty, seed=seed,
-    )  # fmt: skip
     with ExitStack() as stack:
         with ProgressBars() as progress:
             progress("loading the model", 0, None)
