@@ -501,7 +501,7 @@ def test_a_full_disk_ends_the_run_at_the_next_step(
 ):
     stack = gpt()
 
-    def full(path: Path, tensors: Iterable[tuple[str, torch.Tensor]], _: None) -> FileChecksum:
+    def full(path: Path, tensors: Iterable[tuple[str, torch.Tensor]], *_: None) -> FileChecksum:
         if "step-00000003" in str(path):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         return write_tensors(path, tensors)

@@ -145,13 +145,17 @@ def test_what_is_written_is_what_transformers_generates(home: Path, folder: Path
     from transformers import AutoTokenizer
 
     tokenizer, model = AutoTokenizer.from_pretrained(folder), plain_model(folder).eval()
-    prompt = tokenizer("three", return_tensors="pt").input_ids
-    theirs = model.generate(prompt, max_new_tokens=24, do_sample=False, pad_token_id=0)
+    prompt = tokenizer("three", return_tensors="pt")
+    theirs = model.generate(
+        prompt.input_ids, attention_mask=prompt.attention_mask, max_new_tokens=24, do_sample=False,
+        pad_token_id=0,
+    )  # fmt: skip
     run = windlass.import_model(folder, root=home / "runs")
 
     ours = "".join(windlass.sample(run, "three", tokens=24, temperature=0.0))
 
-    assert ours == tokenizer.decode(theirs[0, prompt.shape[1] :], skip_special_tokens=True)
+    written = theirs[0, prompt.input_ids.shape[1] :]
+    assert ours == tokenizer.decode(written, skip_special_tokens=True)
 
 
 def test_two_replicas_learn_as_a_plain_loop_does(home: Path, folder: Path):

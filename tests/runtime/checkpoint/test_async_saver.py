@@ -200,7 +200,7 @@ def test_a_layer_may_not_change_before_it_is_saved(
     saver = make_saver(folder, layers)
     reached = []
 
-    def slow(path: Path, tensors: Iterable[tuple[str, torch.Tensor]], _: None) -> FileChecksum:
+    def slow(path: Path, tensors: Iterable[tuple[str, torch.Tensor]], *_: None) -> FileChecksum:
         if path.name == "layer-0001.safetensors":
             # The update of the first layer may start; that of this one must wait.
             saver.wait_for(0)
