@@ -18,7 +18,7 @@ from windlass.planner.search.phase_bounds import (
     PhasePrices,
     min_step_seconds,
 )
-from windlass.planner.search.phase_search import PhaseSearch, TruncatedPlan
+from windlass.planner.search.phase_search import PhaseSearch, PhaseSizes, TruncatedPlan
 from windlass.planner.space.options import offload_tiers
 from windlass.planner.space.phase_space import (
     OffloadedState,
@@ -120,6 +120,14 @@ def case(seed: int) -> tuple[PlanSpace, list[tuple[Plan, Prediction]]]:
     on = machine(chance.choice([1e9, 1e10]), in_turn=chance.random() < 0.5)
     space = PlanSpace(asked, chance.choice(GRAPHS), on)
     return space, every(space)
+
+
+def test_the_least_memory_of_a_plan_hangs_on_no_plan_that_was_asked_for_before():
+    space = PlanSpace(request(batch=16), GRAPHS[0], machine(1e9))
+    asked = PhaseSizes(space, state := OffloadedState(space))
+
+    for base in base_plans(space):
+        assert asked.least_bytes(base) == PhaseSizes(space, state).least_bytes(base)
 
 
 def fastest_in_phases(space: PlanSpace, budget: int) -> tuple[Plan, Prediction]:

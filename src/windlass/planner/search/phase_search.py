@@ -245,7 +245,8 @@ class PhaseSizes:
 
     def least_bytes(self, base: Plan) -> int:
         """Device memory that plans take whose phases are single layers, or more."""
-        key = (*_passes_key(base), base.batch.accumulation > 1)
+        # An embedding holds the rows of all earlier micro-batches.
+        key = (*_passes_key(base), base.batch.accumulation)
         if key not in self._fullest_layer:
             self._fullest_layer[key] = self.memory(base).of_fullest_layer()
         return self._fullest_layer[key] + self._process_bytes(base)
