@@ -27,7 +27,9 @@ def of_harness(folder: Path, tasks: list[Path], *, chat: bool) -> dict[str, dict
         )["results"]  # fmt: skip
 
 
-def require_equal(scores: tuple[TaskScore, ...], expected: dict[str, dict[str, Any]]) -> None:
+def require_equal(
+    scores: tuple[TaskScore, ...], expected: dict[str, dict[str, Any]], within: float = 0.0
+) -> None:
     assert [score.task for score in scores] == list(expected)
     for score in scores:
         assert score.metrics
@@ -35,7 +37,7 @@ def require_equal(scores: tuple[TaskScore, ...], expected: dict[str, dict[str, A
             name, _, of_filter = metric.name.partition(".")
             key = f"{name}{{}},{of_filter or 'none'}"
             theirs = expected[score.task]
-            assert metric.value == pytest.approx(theirs[key.format("")], rel=2e-5)
+            assert metric.value == pytest.approx(theirs[key.format("")], rel=within, abs=0)
             error = theirs[key.format("_stderr")]
             assert metric.standard_error == (
                 None if isinstance(error, str) else pytest.approx(error, rel=1e-3)

@@ -44,7 +44,7 @@ class InferenceModel:
         self.max_sequence = stack.max_sequence
         """Longest sequence that it reads; None if it sets no limit."""
         self._stack, self._checkpoint = stack, checkpoint
-        self._precision, self._device = precision, torch.device(device)
+        self._precision, self.device = precision, torch.device(device)
         self._templates = layer_templates(stack, compiled=False)
         self._caches_tokens = can_cache_tokens(stack.layers)
         count = len(stack.layers)
@@ -63,7 +63,7 @@ class InferenceModel:
 
         All batches pass through one phase before the next one is loaded.
         """
-        values = [tokens.to(self._device) for tokens in batches]
+        values = [tokens.to(self.device) for tokens in batches]
         for phase in self._phases:
             layers = self._load(phase) if self._layers is None else self._layers
             for place, x in enumerate(values):
@@ -100,7 +100,7 @@ class InferenceModel:
             names=tuple(stack.names[index] for index in indices),
             kinds=tuple(stack.kinds[index] for index in indices),
         )
-        layers = resident_layers(part, seed=0, precision=self._precision, device=self._device)
+        layers = resident_layers(part, seed=0, precision=self._precision, device=self.device)
         if self._checkpoint is not None:
             load_checkpoint(self._checkpoint, layers, indices)
         return tuple(layer for index, layer in zip(indices, layers, strict=True) if index in phase)
@@ -136,7 +136,7 @@ class InferenceModel:
 
     @torch.no_grad()
     def _cached_logits(self, tokens: Tensor, caches: KeyValueCaches) -> Tensor:
-        x, last = tokens.to(self._device), len(self._templates) - 1
+        x, last = tokens.to(self.device), len(self._templates) - 1
         for phase in self._phases:
             layers = self._load(phase) if self._layers is None else self._layers
             for index, layer in zip(phase, layers, strict=True):

@@ -12,7 +12,8 @@ from windlass.models import in_loss_precision
 from windlass.runtime.inference.inference_model import InferenceModel
 
 _BATCH_TOKENS = 4096
-"""Tokens that pass through the model at once, padding included."""
+"""Tokens that pass through an accelerator at once, padding included. On a CPU each row passes
+alone, as in lm-evaluation-harness, since products of another size round otherwise."""
 
 
 def log_likelihoods(
@@ -23,14 +24,15 @@ def log_likelihoods(
     A context that is too long for the model is cut to its last tokens.
 
     Args:
-        model: the model, which predicts the next token; likelihoods are summed in float64.
+        model: the model, which predicts the next token.
         choices: at least one token each, and one before it.
 
     Raises:
         ValueError: a choice or its context has no token, or a choice has more than the model
             accepts.
     """
-    batches = ChoiceBatches(choices, model.max_sequence)
+    most = 1 if model.device.type == "cpu" else _BATCH_TOKENS
+    batches = ChoiceBatches(choices, model.max_sequence, batch_tokens=most)
     found = [ChoiceLikelihood(0.0, is_greedy=True)] * len(choices)
     all_logits = model.logits_of_batches(map(batches.inputs, range(len(batches))))
     for batch, logits in enumerate(all_logits):
@@ -58,7 +60,7 @@ class ChoiceBatches:
         choices: Sequence[EncodedChoice],
         longest: int | None,
         *,
-        batch_tokens: int = _BATCH_TOKENS,
+        batch_tokens: int,
         multiple: int = 1,
     ) -> None:
         self._choices, self._multiple = choices, multiple
@@ -98,7 +100,7 @@ def _likelihood(logits: Tensor, tokens: Sequence[int]) -> ChoiceLikelihood:
     """The log-likelihood of tokens under the logits `Float[t v]` that predict them."""
     all_tokens = log_softmax(in_loss_precision(logits), dim=-1).cpu()
     chosen = torch.tensor(tokens)
-    nats = all_tokens.gather(-1, chosen.unsqueeze(-1)).double().sum()
+    nats = all_tokens.gather(-1, chosen.unsqueeze(-1)).sum()
     return ChoiceLikelihood(float(nats), bool((all_tokens.argmax(-1) == chosen).all()))
 
 
