@@ -12,6 +12,9 @@ from hub_folders import chat_model_folder
 from task_files import all_tasks, task_file
 from windlass.schema import TaskScore
 
+ROUNDING_OF_GEMMA = 2e-6
+"""Relative error of Gemma 2's scores: attention scales queries here, and scores in transformers."""
+
 
 def of_harness(folder: Path, tasks: list[Path], *, chat: bool) -> dict[str, dict[str, Any]]:
     """The results of the harness's own `hf` model."""
@@ -30,6 +33,7 @@ def of_harness(folder: Path, tasks: list[Path], *, chat: bool) -> dict[str, dict
 def require_equal(
     scores: tuple[TaskScore, ...], expected: dict[str, dict[str, Any]], within: float = 0.0
 ) -> None:
+    """Every digit of a score is the harness's, or all but a rounding."""
     assert [score.task for score in scores] == list(expected)
     for score in scores:
         assert score.metrics
@@ -71,7 +75,8 @@ def test_scores_are_those_of_the_harness_for_each_familys_folder(
 
     scores = windlass.evaluate(run, *tasks, writes, chat=chat, system="Count." if chat else None)
 
-    require_equal(scores, of_harness(folder, [*tasks, writes], chat=chat))
+    within = ROUNDING_OF_GEMMA if family == "gemma2" else 0.0
+    require_equal(scores, of_harness(folder, [*tasks, writes], chat=chat), within)
 
 
 @pytest.mark.slow

@@ -132,8 +132,9 @@ def test_answers_of_chats_are_learned_under_the_folders_template(home: Path, fol
         losses.append(functional.cross_entropy(logits, torch.tensor(ids[len(prompt) :])).item())
 
     run = windlass.train(
-        f"hf:{folder}", *WORDS, "train.sequence=64", f"data.source={source}", root=home / "runs"
-    )
+        f"hf:{folder}", *WORDS, "train.sequence=64", "data.format=chat", f"data.source={source}",
+        root=home / "runs",
+    )  # fmt: skip
     first = next(iter(run)).loss
 
     # All answers are equally long, and one chat of the five is held out.
