@@ -60,7 +60,7 @@ def test_a_rank_that_never_joins_a_collective_is_named_with_the_collective(
     assert f"hangs: no progress for {_SECONDS} s on any rank" in told
     assert "it never joined `gloo:" in told
     assert "in which rank 0 waits" in told
-    assert load_run(tmp_path / "run").state == "failed"
+    assert load_run(tmp_path / "run").state == "broken"
 
 
 @pytest.mark.slow
