@@ -39,7 +39,7 @@ OnMachine = Annotated[str | None, Parameter(name="--on")]
 """A machine by its name in the catalogue."""
 
 Word = Parameter(converter=lambda _, tokens: tokens[0].value, accepts_keys=False)
-"""Of an argument that has other types from Python, and is a word of a command line."""
+"""How an argument with other types from Python is read: as one word of the command line."""
 
 AnyPath = Path | str
 """A file or a folder."""

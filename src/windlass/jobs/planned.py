@@ -167,15 +167,7 @@ def request_origins(
     stack: str | None = None,
     file: Path | None = None,
 ) -> dict[str, str]:
-    """Where each key comes from that `make_request` is given, by dotted key.
-
-    Args:
-        model: a name, or `file.py:function`.
-        overrides: `key=value`, such as `train.batch=32`.
-        machine: a name of the catalogue.
-        memory: device memory budget, such as `4GiB`.
-        stack: software to plan for, by name or file.
-        file: a TOML file with a request.
+    """Where each key comes from that `make_request` is given in these arguments, by dotted key.
 
     Raises:
         RequestError: the file or an override cannot be read.

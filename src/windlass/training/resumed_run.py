@@ -25,6 +25,7 @@ from windlass.training.disk_check import require_disk_space_to_resume
 from windlass.training.inputs.batches import make_batches
 from windlass.training.inputs.model_config import with_saved_config
 from windlass.training.inputs.run_data import load_run_tokens, requested_text_fingerprint
+from windlass.training.inputs.skipped_batches import with_skipped_batches
 from windlass.training.legs import request_at_step, start_of_leg
 from windlass.training.loop.hooks import LoopHooks, never_stop
 from windlass.training.loop.local_ranks import rank_server
@@ -42,7 +43,6 @@ from windlass.training.run_files import (
     restore_replaced_plan,
     run_metadata,
 )
-from windlass.training.skipped_batches import with_skipped_batches
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

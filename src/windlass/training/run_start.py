@@ -29,6 +29,7 @@ from windlass.training.inputs.run_data import (
     requested_text_fingerprint,
     save_run_data,
 )
+from windlass.training.inputs.run_tasks import requested_tasks
 from windlass.training.legs import plan_later_legs
 from windlass.training.parent import (
     ParentRun,
@@ -45,7 +46,6 @@ from windlass.training.preconditions import (
     verified_programs,
 )
 from windlass.training.run_files import input_documents, run_documents, run_metadata
-from windlass.training.run_tasks import requested_tasks
 
 if TYPE_CHECKING:
     from windlass.data import ExampleDataset, TokenDataset, TrainingBatches

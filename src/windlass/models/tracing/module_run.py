@@ -318,13 +318,10 @@ class ModuleRun:
     def _end(
         self, calls: Sequence[Called], takes: Tensor, gives: Tensor, source: str
     ) -> tuple[End, bool]:
-        """What makes a tensor of another one, and whether weights are read without a call.
+        """What makes `gives` of `takes`, and whether weights are read without a call.
 
         Args:
-            calls: the calls in between.
-            takes: the one.
-            gives: the other.
-            source: what the one is made of.
+            source: what `takes` is made of.
         """
         made = self._labels.of(gives)
         if _TARGETS in made:

@@ -240,7 +240,7 @@ def _floats(part: nn.Module | Tensor) -> Iterator[Tensor]:
 
 def _set(model: nn.Module, path: str, value: object) -> None:
     owner, _, leaf = path.rpartition(".")
-    # That of a module would make a parameter of it.
+    # A module's own `__setattr__` would make a parameter of it.
     object.__setattr__(model.get_submodule(owner), leaf, value)
 
 

@@ -13,9 +13,9 @@ from windlass.torch_ext import install_allocator
 from windlass.tracking import RunFolder
 from windlass.training.inputs.batches import make_batches
 from windlass.training.inputs.run_data import load_run_tokens
+from windlass.training.inputs.run_tasks import load_run_tasks
 from windlass.training.loop.hooks import LoopHooks
 from windlass.training.loop.local_ranks import train_local_ranks
-from windlass.training.run_tasks import load_run_tasks
 
 if TYPE_CHECKING:
     from windlass.data import TrainingBatches
