@@ -57,6 +57,24 @@ def test_a_written_file_is_complete_and_leaves_no_other(tmp_path: Path):
     assert names(path.parent) == ["file"]
 
 
+def test_a_file_is_written_though_its_folder_is_renamed_as_soon_as_it_appears(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (begun := tmp_path / "begun").mkdir()
+    replace = Path.replace
+
+    def replace_then_rename(self: Path, target: Path) -> Path:
+        found = replace(self, target)
+        if begun.exists():
+            replace(begun, tmp_path / "done")
+        return found
+
+    monkeypatch.setattr(Path, "replace", replace_then_rename)
+    atomic_write(begun / "file", "text")
+
+    assert (tmp_path / "done" / "file").read_text() == "text"
+
+
 def test_a_block_that_fails_leaves_the_old_file(tmp_path: Path):
     path = tmp_path / "file"
     atomic_write(path, "old")

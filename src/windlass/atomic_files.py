@@ -98,8 +98,10 @@ def atomic_path(path: Path, *, clears: bool = False) -> Iterator[Path]:
                 _hold(file)
                 yield temporary
                 os.fsync(file.fileno())
-            temporary.replace(path)
-            fsync_folder(path.parent)
+            # Who waits for the file may rename its folder as soon as it appears.
+            with _open_folder(path.parent) as folder:
+                temporary.replace(path)
+                os.fsync(folder)
         finally:
             temporary.unlink(missing_ok=True)
 
@@ -295,9 +297,16 @@ def link_or_copy(file: Path, to: Path) -> bool:
 
 def fsync_folder(folder: Path) -> None:
     """Flushes a folder to the disk, so that a rename inside it survives a power cut."""
+    with _open_folder(folder) as handle:
+        os.fsync(handle)
+
+
+@contextlib.contextmanager
+def _open_folder(folder: Path) -> Iterator[int]:
+    """A handle of a folder, which stays that of the folder under any name."""
     handle = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(handle)
+        yield handle
     finally:
         os.close(handle)
 
