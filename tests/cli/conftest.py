@@ -18,10 +18,10 @@ from made_cache import made_cache
 
 @pytest.fixture(scope="session")
 def surroundings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Environment variables that point to a cache with a machine named `here`."""
+    """Environment variables that point to a cache with a machine named `here`, and to Python."""
     cache = made_cache(tmp_path_factory)
     folders = {"XDG_CACHE_HOME": str(cache), "XDG_DATA_HOME": str(tmp_path_factory.mktemp("data"))}
-    return {**os.environ, **folders, "COLUMNS": "200"}
+    return {**os.environ, **folders, "COLUMNS": "200", "PYTHON": sys.executable}
 
 
 _WITHOUT_RANKS = frozenset(
