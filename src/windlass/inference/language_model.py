@@ -141,15 +141,7 @@ def find_language_model(
 ) -> "tuple[RunRecord, Planned, Checkpoint]":
     """A run whose model predicts the next token of a text, what it was made from, and a checkpoint.
 
-    Args:
-        run: folder, name, the first characters of its id, or `last`.
-        step: step of the checkpoint; None means the newest good one.
-        root: the folder that holds the run folders.
-
-    Raises:
-        RecordError: no such run, or one of its files has changed.
-        RequestError: its model does not predict the next token, or it has no tokenizer.
-        CheckpointError: it has no such checkpoint, or none that is whole.
+    Arguments and errors are those of `load_language_model`.
     """
     record = load(run, root=root)
     planned = planned_from_record(record)

@@ -148,26 +148,25 @@ class ArrayClock:
         They are those of its forward pass, of full recompute, and of backward passes with the
         addition of gradients: of the first micro-batch, which creates them, and of a later one.
         """
-        config, prices, batch = LayerConfig.of(plan), self._prices, plan.batch
-        bounds = *(stage.first_layer for stage in plan.stages), self.graph.layers
-        layout, accumulates = self._layout(plan.parallel.pipeline, bounds), batch.accumulation > 1
-        between, selective = (
-            prices.between(plan.parallel.pipeline),
-            np.zeros(self.graph.layers, bool),
-        )
-        exchange = ExchangeKey(plan.parallel.data, 1, accumulates, between)
+        config, pipeline, micro = LayerConfig.of(plan), plan.parallel.pipeline, plan.batch.micro
+        prices, accumulates = self._prices, plan.batch.accumulation > 1
+        exchange = ExchangeKey(plan.parallel.data, 1, accumulates, prices.between(pipeline))
+        selective = np.zeros(self.graph.layers, bool)
         selective[list(selective_layers(plan))] = True
 
-        def seconds(kind: InstructionKind) -> Floats:
-            plain, *some = (
-                prices.passes(config, [batch.micro], exchange, PassWay(kind, each))[0]
-                for each in (False, True)[: 1 + bool(selective.any())]
-            )
-            return np.where(selective, [*some, plain][0][prices.columns], plain[prices.columns])
+        def in_layers(way: PassWay) -> Floats:
+            return prices.passes(config, [micro], exchange, way)[0][prices.columns]
 
-        elements = layout.shared(config.tensor)
+        def seconds(kind: InstructionKind) -> Floats:
+            plain = in_layers(PassWay(kind, False))
+            if not selective.any():
+                return plain
+            return np.where(selective, in_layers(PassWay(kind, True)), plain)
+
+        bounds = *(stage.first_layer for stage in plan.stages), self.graph.layers
+        elements = self._layout(pipeline, bounds).shared(config.tensor)
         shared = tuple(elements.get(layer, 0) for layer in prices.layers)
-        first, later = prices.sums(config, accumulates, batch.micro, shared)[:, prices.columns]
+        first, later = prices.sums(config, accumulates, micro, shared)[:, prices.columns]
         backward = seconds("backward")
         return np.array(
             [seconds("forward"), seconds("recompute"), backward + first, backward + later]
