@@ -57,22 +57,14 @@ def data_folder() -> Path:
 
 
 def atomic_write(path: Path, content: bytes | str) -> None:
-    """Writes `content` to `path` completely or not at all.
-
-    Raises:
-        StorageError: the disk is full, or the folder is not writable.
-    """
+    """Writes `content` to `path` completely or not at all."""
     with atomic_writer(path) as file:
         file.write(content.encode() if isinstance(content, str) else content)
 
 
 @contextlib.contextmanager
 def atomic_writer(path: Path) -> Iterator[BinaryIO]:
-    """A file that appears at `path` if the block ends without an exception, and not otherwise.
-
-    Raises:
-        StorageError: the disk is full, or the folder is not writable.
-    """
+    """A file that appears at `path` if the block ends without an exception, and not otherwise."""
     require_writable(path)
     with atomic_path(path) as temporary, temporary.open("wb") as file:
         yield file
@@ -85,9 +77,6 @@ def atomic_path(path: Path, *, clears: bool = False) -> Iterator[Path]:
     Args:
         path: the file, which is replaced.
         clears: removes what killed processes have left of it, which may be large.
-
-    Raises:
-        StorageError: the disk is full, or the folder is not writable.
     """
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
     with storage_errors(path):
@@ -137,9 +126,6 @@ def atomic_folder(path: Path, *, replaces: bool = False) -> Iterator[Path]:
         path: the folder, which is missing or empty.
         replaces: removes what is there, and what killed processes have left beside it; so one
             process at a time.
-
-    Raises:
-        StorageError: the disk is full, or the folder is not writable.
     """
     for leftover in path.parent.glob(f".{path.name}.*.tmp") if replaces else ():
         shutil.rmtree(leftover, ignore_errors=True)
@@ -161,9 +147,6 @@ def require_writable(path: Path) -> None:
 
     Commands that work for long before they write check this first. Paths of devices such as
     `/dev/full` and of pipes are refused too, because a rename would replace them.
-
-    Raises:
-        StorageError: the path cannot be written, and why.
     """
     with storage_errors(path):
         existing = next(folder for folder in path.absolute().parents if folder.exists())
@@ -178,11 +161,7 @@ def require_writable(path: Path) -> None:
 
 
 def require_output_file(path: Path) -> None:
-    """Refuses a file that a user wants written where there is no such folder, or none can be.
-
-    Raises:
-        StorageError: the path cannot be written, and why.
-    """
+    """Refuses a file that a user wants written where there is no such folder, or none can be."""
     if not path.parent.is_dir():
         raise StorageError(
             f"there is no folder `{path.parent}` for `{path.name}`; make it, or name another one"
@@ -233,11 +212,7 @@ def _remove_unless_held(leftover: Path, held: Path) -> None:
 
 @contextlib.contextmanager
 def storage_errors(path: Path) -> Iterator[None]:
-    """Turns a system error about a full or unwritable disk into a `StorageError` that names `path`.
-
-    Raises:
-        StorageError: the disk is full, or the folder is not writable.
-    """
+    """Turns a system error about a full or unwritable disk into a `StorageError` that names `path`."""
     try:
         yield
     except OSError as error:
@@ -259,9 +234,6 @@ def one_process(lock: Path, on_wait: Callable[[], object]) -> Iterator[None]:
     Args:
         lock: a file for it, which stays there and says nothing.
         on_wait: called once if another process is in the block.
-
-    Raises:
-        StorageError: the file cannot be made.
     """
     with storage_errors(lock):
         lock.parent.mkdir(parents=True, exist_ok=True)

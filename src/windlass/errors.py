@@ -191,7 +191,6 @@ def raise_data_errors(messages: Sequence[str]) -> None:
 
     Raises:
         DataError: one thing is wrong.
-        InputErrors: several things are.
     """
     if len(messages) == 1:
         raise DataError(messages[0])

@@ -104,7 +104,6 @@ class ForkServer:
         It may use the cores that this thread may use.
 
         Args:
-            words: its command line.
             name: its name in `ps` and `top`.
             output: `PIPE`, `DEVNULL`, or None for the output of this process.
             errors: receives its error stream.

@@ -232,7 +232,6 @@ def requested_names(requested: Sequence[str], catalog: Iterable[str]) -> Iterato
     """Each requested name once; `ALL_MACHINES` means this machine, if measured, and the catalog.
 
     Args:
-        requested: names of machines.
         catalog: the names that `ALL_MACHINES` stands for.
     """
     for name in dict.fromkeys(requested):

@@ -70,10 +70,6 @@ def capture_graph(stack: LayerStack) -> Graph:
 def capture_traces(stack: LayerStack, precision: Precision) -> dict[str, NamedTrace]:
     """The calls and buffers of each kind of layer of a stack.
 
-    Args:
-        stack: the stack.
-        precision: float32 or bfloat16.
-
     Raises:
         ModelError: as in `capture_graph`.
     """
@@ -134,7 +130,6 @@ def check_tensor_degrees(stack: LayerStack, graph: Graph, degrees: Iterable[int]
 
     Args:
         stack: the stack that the graph was captured from.
-        graph: the graph.
         degrees: tensor-parallel degrees of 2 or more, numbers or grids.
     """
     unshardable = dict(graph.unshardable)

@@ -44,8 +44,6 @@ def stack_graph(
     """The graph of a transformer on another stack, whole and as one of t tensor-parallel shards.
 
     Args:
-        config: the model.
-        stack: the software that computes it.
         degrees: tensor-parallel degrees t; the graph also says which of them the model does not
             allow.
         predicted_share: share of the positions for which the head computes logits; None means all,

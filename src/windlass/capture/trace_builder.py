@@ -63,11 +63,7 @@ class TraceBuilder:
         self._calls.append(call)
 
     def end_forward(self, outputs: Iterable[int]) -> None:
-        """Marks the end of the forward pass; all later calls belong to the backward pass.
-
-        Args:
-            outputs: buffers of the layer's output.
-        """
+        """Marks the end of the forward pass; all later calls belong to the backward pass."""
         self._forward_calls = len(self._calls)
         # A layer that returns its input has no output of its own.
         self.set_role((i for i in outputs if self._buffers[i].role == "internal"), "output")

@@ -73,7 +73,6 @@ def write_token_files(
 
     Args:
         folder: folder to write, which is missing or empty.
-        reader: reader of the corpora.
         summary: summary of the same reader.
         tokenizer: tokenizer that encodes every document.
         progress: called with "encoding" and bytes of text.

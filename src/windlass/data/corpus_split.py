@@ -38,7 +38,6 @@ class CorpusReader:
 
         Raises:
             DataError: a corpus has nothing to train on, or there is nothing to hold out.
-            InputErrors: several documents cannot be read.
         """
         errors: list[str] = []
         totals = [_CorpusTotals() for _ in self.corpora.every]
@@ -138,7 +137,6 @@ class CorpusSummary:
 
         Args:
             corpus: index of its corpus.
-            name: its name.
         """
         return corpus >= self.training_corpora or hash_fraction(name, "split") < self.held_out_below
 

@@ -67,8 +67,6 @@ def prepare_dataset(
 
     Raises:
         DataError: the source or tokenizer is missing, empty, too short or changed while read.
-        InputErrors: several documents cannot be read.
-        StorageError: the disk is full or not writable.
     """
     corpora, rows = find_corpora(data), _row_format(data)
     if not rows.reads_text:
@@ -120,7 +118,6 @@ def text_fingerprint(data: DataRequest, *, cache: Path) -> str:
 
     Raises:
         DataError: a source is missing or cannot be read.
-        InputErrors: several of them are.
     """
     corpora = find_corpora(data)
     files = (hash_files(corpus.files, cache, _ignore_progress) for corpus in corpora.every)
@@ -216,7 +213,6 @@ def _prepare(
 
     Args:
         folder: folder of the finished tokens.
-        reader: reader of the corpus.
         data: names the tokenizer, and the vocabulary size of a trained one.
         progress: called with the progress.
         hashed: state of the corpus's files before reading.

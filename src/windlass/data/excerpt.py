@@ -42,10 +42,6 @@ def write_excerpt(
         tokens: the tokens to take from.
         folder: folder to create; it must not exist.
         train: the documents of each source.
-        held_out: those that are held out.
-
-    Raises:
-        StorageError: the disk is full or not writable.
     """
     with storage_errors(folder):
         folder.mkdir(parents=True)
@@ -91,7 +87,6 @@ def documents_of_rows(
     """The documents of some rows: those that share a row with the most, and others between.
 
     Args:
-        batches: the rows.
         train: number of rows of each source.
         held_out: number of held-out rows.
     """

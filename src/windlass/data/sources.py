@@ -109,7 +109,6 @@ class Corpora:
 
         Raises:
             DataError: a corpus has no table.
-            InputErrors: several have none.
         """
         tables = tuple(corpus.tables(rows) for corpus in self.every)
         raise_data_errors(
@@ -130,7 +129,6 @@ def find_corpora(data: DataRequest) -> Corpora:
 
     Raises:
         DataError: a source does not exist or has nothing readable in it.
-        InputErrors: several of them are so.
     """
     names = (*data.sources, *((data.validation,) if data.validation is not None else ()))
     found: list[Corpus] = []
@@ -152,7 +150,6 @@ def corpus_bytes(data: DataRequest) -> int:
 
     Raises:
         DataError: a source does not exist or has nothing readable in it.
-        InputErrors: several of them are so.
     """
     most = float("inf") if data.limit_bytes is None else data.limit_bytes
     sizes = (

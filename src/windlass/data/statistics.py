@@ -32,7 +32,6 @@ def dataset_statistics(data: DataRequest, tokens: TokenDataset) -> DatasetStatis
     """The statistics of a request's text.
 
     Args:
-        data: the request.
         tokens: what it was prepared to.
     """
     sources = tokens.meta.train.sources

@@ -111,7 +111,6 @@ class Tokenizer:
         The pieces joined are `decode(ids)`; behind a prompt, what `ids` add to its text.
 
         Args:
-            ids: those that arrive.
             prompt: those whose text goes on with them, with the space between two words.
         """
         window = list(prompt)
@@ -177,9 +176,6 @@ class Tokenizer:
 
         Returns:
             The names of the files.
-
-        Raises:
-            StorageError: the disk is full or not writable.
         """
         atomic_write(path, self.backend.to_str(pretty=True))
         if not self.special:
@@ -256,7 +252,6 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Tokenizer:
     """Trains a byte-level BPE; the same texts always give the same tokenizer.
 
     Args:
-        texts: training texts, read once.
         vocabulary: requested number of entries; texts with few distinct words give fewer. 256 have
             room for the bytes alone, without being trained.
     """

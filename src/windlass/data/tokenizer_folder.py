@@ -54,12 +54,7 @@ def _usual_tokens(folder: Path) -> dict[str, str]:
 
 @lru_cache(maxsize=8)
 def _library_tokens(folder: Path, states: tuple[object, ...]) -> dict[str, str]:
-    """What transformers says; nothing without it.
-
-    Args:
-        folder: of a model.
-        states: of the files that it reads.
-    """
+    """What transformers says; nothing without it."""
     del states  # what was read of other files is forgotten
     try:
         return _read(folder)[1]
@@ -126,7 +121,6 @@ def converted_tokenizer(folder: Path, cache: Path) -> Path | None:
     """The `tokenizer.json` that transformers makes of a folder without one, made once.
 
     Args:
-        folder: of a model.
         cache: folder of all that were made.
 
     Returns:
@@ -134,7 +128,6 @@ def converted_tokenizer(folder: Path, cache: Path) -> Path | None:
 
     Raises:
         DataError: transformers is missing, or cannot read it.
-        StorageError: the disk is full or not writable.
     """
     if not any((folder / name).is_file() for name in _VOCABULARIES):
         return None

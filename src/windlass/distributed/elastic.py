@@ -81,7 +81,6 @@ def parallelism_overrides(planned: Planned, parallelism: Parallelism) -> tuple[s
 
     Args:
         planned: the run with its present degrees.
-        parallelism: the new degrees.
     """
     request, batch = planned.request, planned.plan.batch
     overrides = [

@@ -69,15 +69,7 @@ def run_rank(
 
 @contextmanager
 def rank_process(folder: Path, rank: int) -> Iterator[RankProcess]:
-    """This process as a rank; an error is also reported in the run folder.
-
-    Args:
-        folder: the run folder.
-        rank: the rank that this process runs.
-
-    Raises:
-        WindlassError: what went wrong.
-    """
+    """This process as a rank; an error is also reported in the run folder."""
     from windlass.runtime import (
         RANKS_FOLDER,
         HeartbeatWriter,
@@ -103,9 +95,7 @@ def joined_ranks(process: RankProcess, store: Path, rank: int, attempt: int) -> 
     """All ranks of this host as one group, until the context ends without an error.
 
     Args:
-        process: this rank's.
         store: file of the store where the ranks meet.
-        rank: the rank that this process runs.
         attempt: number of this attempt at the run.
     """
     from windlass.runtime import Rendezvous, destroy_process_group, init_process_group

@@ -103,7 +103,6 @@ def same_losses(folder: Path, request: Sequence[str], pin: str) -> Finding:
     Args:
         folder: both runs are kept in it.
         request: a model and overrides.
-        pin: the further override.
 
     Raises:
         WrongResultError: they differ.

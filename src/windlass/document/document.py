@@ -136,11 +136,7 @@ class Document(BaseModel):
         return copy
 
     def save(self, path: Path) -> None:
-        """Writes the file atomically, as JSON or TOML by its suffix.
-
-        Raises:
-            StorageError: the disk is full or not writable.
-        """
+        """Writes the file atomically, as JSON or TOML by its suffix."""
         atomic_write(path, self.to_json() if path.suffix == ".json" else self.to_toml())
 
     def to_toml(self, *, defaults: bool = True) -> str:

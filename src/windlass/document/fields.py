@@ -17,7 +17,6 @@ def leaf_fields(
     """Each dotted key with its field; a key that holds a table stands for none itself.
 
     Args:
-        cls: the class of the table.
         prefix: precedes each key.
         above: the classes of the tables that hold this one; none of them is walked again.
     """

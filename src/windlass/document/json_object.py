@@ -12,7 +12,6 @@ def read_json_object(path: Path, fault: type[WindlassError]) -> dict[str, Any]:
     """The object in a JSON file; `Any` because it is not validated yet.
 
     Args:
-        path: the file.
         fault: what is raised.
 
     Raises:

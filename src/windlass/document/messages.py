@@ -36,7 +36,6 @@ def message(
     """One sentence on a key or value that is not valid: where it is, and what may be meant.
 
     Args:
-        cls: the class of the whole document.
         item: the error as pydantic reports it.
         origin: where each key that is given comes from.
         file: the document's file, if it has one.
@@ -65,7 +64,6 @@ def meant_keys(cls: type[BaseModel], word: str, synonyms: Synonyms) -> list[str]
     """The keys that a word of other software stands for, or that end in it; none if it is unknown.
 
     Args:
-        cls: the class of the whole document.
         word: the word, with or without the tables that it stands in.
         synonyms: words of other software for keys.
     """
@@ -105,8 +103,6 @@ def _suggestion(cls: type[BaseModel], loc: KeyPath, given: KeyPath, synonyms: Sy
     """What an unknown key may mean.
 
     Args:
-        cls: the class of the whole document.
-        loc: the unknown key.
         given: the key that was given, `loc` or one below it.
         synonyms: words of other software for keys.
     """

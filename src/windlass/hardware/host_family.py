@@ -50,7 +50,6 @@ class HostFamily(Document):
         Args:
             number: number of what the family counts, 1 to `max_count`.
             device: the single-device machine that the field `device` names.
-            name: name of the new machine.
         """
         per_host = self.devices_per_host if self.counts == "hosts" else number
         hosts = number if self.counts == "hosts" else 1

@@ -48,11 +48,7 @@ def is_local_machine_changed(folder: Path) -> bool:
 
 
 def save_local_machine(folder: Path, machine: Machine) -> Path:
-    """Writes a measurement atomically, sealed, and returns its path.
-
-    Raises:
-        StorageError: the file cannot be written.
-    """
+    """Writes a measurement atomically, sealed, and returns its path."""
     path = folder / LOCAL_MACHINE_FILE
     atomic_write(path, seal(machine.to_toml().encode()))
     return path

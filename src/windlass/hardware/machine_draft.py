@@ -35,9 +35,7 @@ def new_machine(name: str, answers: Mapping[str, str], date: str) -> Machine:
     """The machine that some answers describe; what they leave open has its default.
 
     Args:
-        name: name of the machine.
         answers: answers by key; one that ends in `?` is marked as a guess.
-        date: ISO date of today.
 
     Raises:
         InputErrors: everything that is wrong with the name and the answers.

@@ -119,13 +119,7 @@ def questions(answers: Mapping[str, str]) -> Iterator[Question]:
 
 
 def answer_faults(key: str, answer: str, device: str) -> Iterator[str]:
-    """What is wrong with one answer.
-
-    Args:
-        key: the key of the question.
-        answer: its answer.
-        device: the answer to `device`.
-    """
+    """What is wrong with one answer."""
     value = answer.rstrip("?").strip()
     if key == "device":
         if value not in (*device_names(), OTHER):

@@ -33,7 +33,6 @@ def machine_of_report(file: Path, name: str | None = None) -> Machine:
     """The measured machine in a report of `windlass doctor`.
 
     Args:
-        file: the report.
         name: name of the machine; None takes the report's.
 
     Raises:
@@ -66,7 +65,6 @@ def save_user_machine(folder: Path, machine: Machine, *, replace: bool = False) 
 
     Raises:
         MachineError: another machine has this name.
-        StorageError: the file cannot be written.
     """
     path = folder / f"{machine.name}.toml"
     text = machine.to_toml()

@@ -74,9 +74,6 @@ class RanksModel(NamedTuple):
     def log_likelihoods(self, choices: "Sequence[EncodedChoice]") -> "list[ChoiceLikelihood]":
         """How likely the model finds each choice behind its context; starts all ranks.
 
-        Args:
-            choices: at least one token each, and one before it.
-
         Raises:
             WindlassError: a rank failed; the message names it.
             StorageError: the run folder cannot be written to.
@@ -116,7 +113,6 @@ def plan_ranks(
     """A run's model on the ranks of another plan, in float32; nothing is started yet.
 
     Args:
-        record: the run.
         checkpoint: one of its checkpoints.
         overrides: `key=value` of the plan, such as `parallel.pipeline=2`.
         ema: whether averages that are kept beside the weights answer.

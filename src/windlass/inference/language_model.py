@@ -163,7 +163,6 @@ def open_language_model(
     """The model of a checkpoint of a run, while the context is open.
 
     Args:
-        record: the run.
         planned: its plan and request.
         checkpoint: one of its checkpoints.
         objects: what the run was given as objects, such as its model.
@@ -232,7 +231,6 @@ def find_checkpoint(record: RunRecord, step: int | None = None) -> "Checkpoint":
     """A checkpoint of a run, which stays while it is referred to.
 
     Args:
-        record: the run.
         step: its step; None means the newest good one.
 
     Raises:

@@ -90,7 +90,6 @@ def measure_data(
     by their longest one.
 
     Args:
-        request: what is asked for.
         fine_tunes: whether the weights are trained already; those of a Hugging Face folder are.
         progress: called with how far reading is.
 
@@ -143,7 +142,6 @@ def size_of(data: "TokenDataset | ExampleDataset", request: Request) -> DataSize
     """How much there is to train on in data that are prepared.
 
     Args:
-        data: the data.
         request: what they were prepared for.
     """
     from windlass.data import ExampleDataset

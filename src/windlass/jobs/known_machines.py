@@ -127,8 +127,6 @@ def needed_parts(
     """What this machine must have been measured for before a request is planned.
 
     Args:
-        request: what is asked for.
-        graph: graph of the model.
         run_seconds: predicted time of the whole run without compiled code.
     """
     compiles = request.compile or (request.compile is None and run_seconds > _LONG_SECONDS)

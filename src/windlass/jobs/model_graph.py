@@ -101,8 +101,6 @@ def capture_traces(
     """The calls and buffers of each kind of layer of a model, which its graph is made from.
 
     Args:
-        model: the model.
-        precision: float32 or bfloat16.
         objects: a model that no file holds.
 
     Raises:
@@ -383,7 +381,6 @@ def build_requested_model(model: ModelIdentity, *, seed: int | None = None) -> "
     """The layers of a requested model, on the meta device unless its own code makes the weights.
 
     Args:
-        model: the model to build.
         seed: the run's seed: a model from a user's file then has the weights that its code makes.
             Weights of a catalogue model are drawn later, layer by layer. None needs no weights.
 

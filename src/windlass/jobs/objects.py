@@ -128,7 +128,6 @@ def take_trained_weights(
 
     Args:
         objects: may hold a module.
-        checkpoint: a checkpoint of the run.
         identity: the model that was trained, with its sparsity.
 
     Raises:
@@ -189,9 +188,7 @@ def with_examples(
 
     Args:
         objects: what was passed beside them.
-        data: the data.
         request: says how many are needed, and how many are held out.
-        graph: of the model that takes them.
 
     Raises:
         DataError: the data are too few, or of another form.
@@ -252,7 +249,6 @@ def with_own_data(request: R, graph: Graph) -> R:
     digits, and one of Hugging Face on pixels as it knows them.
 
     Args:
-        request: what is asked for.
         graph: the model's graph, which says what it takes.
 
     Raises:
@@ -277,9 +273,6 @@ def with_own_data(request: R, graph: Graph) -> R:
 
 def own_tokenizer(name: str) -> Path | None:
     """The `tokenizer.json` of a model of Hugging Face, as it has it or as transformers makes it.
-
-    Args:
-        name: of any model.
 
     Returns:
         None if it has none.

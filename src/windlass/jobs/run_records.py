@@ -42,7 +42,6 @@ class RunList(tuple[RunRow, ...]):
 
         Raises:
             RecordError: pyarrow is missing.
-            StorageError: the disk is full.
         """
         return run_store.export_parquet(self, Path(folder))
 

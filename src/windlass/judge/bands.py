@@ -74,8 +74,6 @@ def leaves_peers(
     the probability of a false alarm is divided by the number of blocks.
 
     Args:
-        curve: of the run.
-        peers: of earlier runs, at equal steps.
         least: smallest departure, as a logarithm.
         floor: smallest departure in the curve's own unit.
     """
@@ -117,7 +115,6 @@ def leaves_own_band(curve: Curve, *, floor: float = 0.0) -> Departure | None:
     """Where a loss rises out of the band of its own last 20 steps: a spike, or a divergence.
 
     Args:
-        curve: of the run.
         floor: smallest rise that counts, in the curve's own unit.
     """
     if len(curve.values) < 2 * _WINDOW or not np.isfinite(curve.values).all():
@@ -167,7 +164,6 @@ def suspect_documents(
     correlated with the number of samples of each document.
 
     Args:
-        curve: the loss of the run.
         peers: losses of earlier runs; may be empty.
         documents: what each step was trained on.
         most: number of names at most.

@@ -155,7 +155,6 @@ def lateness(evidence: Evidence, steps: range, rank: int) -> float:
 
     Args:
         evidence: with the times of all ranks.
-        steps: the steps that count.
         rank: the rank that may be late.
     """
     together = next((k for k in _ALL_GLOBAL if k in evidence.ranks[rank].arrivals), None)

@@ -31,9 +31,7 @@ def gather_evidence(
     """The evidence on a run, as its journals are now.
 
     Args:
-        folder: the run folder.
         history: from `read_history`.
-        state: the state of the run.
         reason: why the run ended, if it ended badly.
         documents: from `document_counts`, if a loss is known to be wrong.
     """

@@ -65,12 +65,10 @@ def read_history(folder: Path, root: Path) -> History:
     """The plan and the prediction of a run, its peers, and how much runs vary under `root`.
 
     Args:
-        folder: the run folder.
         root: the folder that holds the run folders; a run that lies elsewhere has no peers.
 
     Raises:
         RecordError: `folder` holds no run.
-        StorageError: the disk is full.
     """
     run_id = read_run_id(folder)
     prediction = _document(Prediction, folder / PREDICTION_FILE)

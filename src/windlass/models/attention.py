@@ -270,7 +270,6 @@ def attend(
     """Attention; maps `[b h s k]`, `[b g s k]` and `[b g s k]` to `[b h s k]`.
 
     Args:
-        query: queries.
         key: keys, of as many heads or of fewer, g, that divide them.
         value: values, of as many heads as the keys.
         mask: from `hidden_tokens`, where tokens see fewer than `is_causal` says.

@@ -79,7 +79,6 @@ def build_layer_stack(
             the function.
         device: `meta` allocates no weights. On any other device weights are drawn from the seed,
             for catalog models each parameter from (seed, its name) alone.
-        seed: random seed of all weights.
         sharding_rules: tensor-parallel rules by pattern of module names, in the syntax of
             `parse_sharding_rule`, in addition to those that catalog models define themselves.
         sparsity: which weights are absent; None keeps all.
@@ -157,9 +156,7 @@ def layer_stack_of(
 
     Args:
         model: a module, whose weights the stack takes over, or a function that returns one.
-        name: the model's name.
         arguments: keyword arguments of the function; a module takes none.
-        device: torch's default device while a function runs.
         seed: seed of torch's generator while a function runs.
         sharding_rules: tensor-parallel rules by pattern of module names.
         sparsity: which weights are absent; a module loses them. None keeps all.
@@ -219,9 +216,7 @@ def _transformers_stack(
     """The layer stack of a Hugging Face model that runs by the code of transformers.
 
     Args:
-        name: its name.
         arguments: changes to its configuration, of which it takes none.
-        seed: random seed of all weights.
         sharding_rules: tensor-parallel rules by pattern of module names.
         others: sparsity, adapters, and patterns of the names of frozen weights.
         weightless: whether the files with its weights are left alone.
@@ -265,10 +260,7 @@ def _residual_stack(
     """The layer stack of a residual network.
 
     Args:
-        name: its name.
-        arguments: changes to its configuration.
         device: `meta`, or where weights are drawn.
-        seed: random seed of all weights.
         frozen: patterns of the names of frozen weights.
         others: what only transformers take, None each.
         weightless: whether the files with a Hugging Face model's weights are left alone.
@@ -428,9 +420,7 @@ def _with_adapters(
     """A stack of Hugging Face or the catalog with what `lora.base` and `lora.adapter` hold.
 
     Args:
-        stack: the stack.
         config: its configuration; None if it runs by the code of transformers.
-        lora: its adapters.
     """
     if lora is None:
         return stack

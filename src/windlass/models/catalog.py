@@ -235,7 +235,6 @@ def predicts_pairs(name: str, arguments: Mapping[str, ModelArgument]) -> bool:
     """Whether a model has a sentence head, so that it takes pairs of sentences.
 
     Args:
-        name: its name.
         arguments: what a request changes of it.
     """
     if not has_config(name):
@@ -248,7 +247,6 @@ def predicts_text_classes(name: str, arguments: Mapping[str, ModelArgument]) -> 
     """Whether a model that takes tokens says one class of each text.
 
     Args:
-        name: its name.
         arguments: what a request changes of it.
     """
     if not has_config(name) or takes_images(name):
@@ -265,9 +263,6 @@ def takes_images(name: str) -> bool:
 
 def runs_by_transformers(name: str) -> bool:
     """Whether a model is one of Hugging Face that our layers do not compute, and its own code does.
-
-    Args:
-        name: any model's name.
 
     Raises:
         ModelError: there is no such folder.

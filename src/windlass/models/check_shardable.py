@@ -45,11 +45,6 @@ def sharding_errors(stack: LayerStack, degree: int, *, columns: int = 1) -> tupl
 
     Rules that a user wrote are also tried on fake tensors. Whether the sharded layers compute what
     the full layers compute only a comparison of their outputs can tell.
-
-    Args:
-        stack: the model.
-        degree: tensor-parallel degree.
-        columns: columns of the ranks' grid.
     """
     if degree == 1:
         return ()

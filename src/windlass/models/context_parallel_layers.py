@@ -40,7 +40,6 @@ def divide_sequence(layer: nn.Module, rank: ContextParallelRank, sequence: int) 
 
     Args:
         layer: the layer, or its tensor-parallel shard, on any device; not changed.
-        rank: the rank.
         sequence: tokens of a whole sequence.
     """
     if rank.degree == 1:

@@ -239,7 +239,6 @@ def materialize_layer(
         stack: its layer is on the meta device, and is not changed, or it has real weights and is
             returned itself, because a large model may not fit into memory twice.
         index: index of the layer in the stack.
-        seed: random seed of all weights of the model.
         device: device to put the layer on.
         tied: whether parameters that are tied to an earlier layer get the owner's values; if not,
             they are empty, for a caller that takes those of the owner.

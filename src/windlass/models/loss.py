@@ -117,7 +117,6 @@ def gradient_of_z_loss(log_z: Tensor, counts: Tensor, factor: float) -> Tensor:
     Args:
         log_z: logarithm of the sum of exponentials of a token's logits.
         counts: whether the token counts, in the same shape.
-        factor: of the loss.
     """
     loss = factor * log_z.masked_fill(~counts, 0).square()
     return loss - loss.detach()

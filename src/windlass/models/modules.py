@@ -108,8 +108,6 @@ class RotaryEmbedding(nn.Module):
         """Maps `[b h s k]` and `[b g s k]` to the same shapes.
 
         Args:
-            query: queries.
-            key: keys.
             documents: the document of each token, `Int[b s]`, in which positions begin at 0; None
                 means that a row is one document.
         """

@@ -25,8 +25,6 @@ def build_user_model(
 
     Args:
         name: `file.py:function`.
-        arguments: keyword arguments of the function.
-        device: torch's default device while the function runs.
         seed: seed of torch's generator while the function runs.
 
     Raises:
@@ -58,11 +56,6 @@ def call_model_function(
     """Calls a function and returns the module it builds.
 
     Args:
-        name: the model's name in messages.
-        function: returns the module.
-        arguments: keyword arguments of the function.
-        path: the file that messages point to.
-        device: torch's default device while the function runs.
         seed: seed of torch's generator while the function runs.
 
     Raises:

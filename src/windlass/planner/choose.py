@@ -115,7 +115,6 @@ def seek_plan(
 
     Args:
         request: what the user asks for; whatever it pins is kept.
-        graph: the request's model.
         machine: to run on; `request.memory` replaces the capacity of its device memory.
         every_grid: whether the tensor-parallel grids that need least memory are open too, on
             several devices.

@@ -191,11 +191,8 @@ def _model(shape: TransformerConfig, degree_before: int, tensor: int, blocks: in
     """A small model that can be sharded over this many tensor-parallel ranks.
 
     Args:
-        shape: configuration of the large model.
         degree_before: its tensor-parallel degree. If only the grid's rows divide its heads, so do
             the small model's.
-        tensor: tensor-parallel degree of the small plan.
-        blocks: transformer blocks of the small model.
     """
     heads, key_heads, columns = max(_HEADS, 2 * tensor), max(2, tensor), grid_columns(tensor)
     if columns > 1 and shape.heads % degree_before:

@@ -191,7 +191,6 @@ def best_of_families(best: Plan, ranked: Iterable[Plan]) -> tuple[Plan, ...]:
     """The first plan of each family that lost: with another precision, mode, degree, schedule, ...
 
     Args:
-        best: the chosen plan.
         ranked: plans from which to take them, the fastest first.
     """
     chosen = _family(best)

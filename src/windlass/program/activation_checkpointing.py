@@ -73,7 +73,6 @@ def with_recompute(plan: Plan, full: Sequence[int], selective: Sequence[int] | N
     """The plan with the first layers of each of its stages recomputed.
 
     Args:
-        plan: the plan to change.
         full: number of fully recomputed layers, [stage]; more than possible means all.
         selective: number of selectively recomputed layers, [stage]. In a stage that also has fully
             recomputed layers, any number above 0 means all the rest. None means none.

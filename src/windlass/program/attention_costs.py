@@ -56,8 +56,6 @@ def with_attention(
     """The cost of a layer with its attention computed in another way than it was captured.
 
     Args:
-        cost: a cost of the layer.
-        kind: the layer.
         attention: how attention is computed; None as it was captured.
         sequence: tokens of a sequence; sizes hold for this length only.
         selective: whether the layer is recomputed selectively, so that plain attention is repeated

@@ -112,10 +112,6 @@ def communicator_partitions(plan: Plan, graph: Graph) -> tuple[Partition, ...]:
 
     Their number grows with the plan's axes, not with its ranks: one for each axis of collectives of
     more than one rank, and at most eight for the messages of a pipeline with one tied weight.
-
-    Args:
-        plan: the plan.
-        graph: the plan's full graph.
     """
     return (
         *_tensor_partitions(plan),

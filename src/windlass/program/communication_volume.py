@@ -56,8 +56,6 @@ def sent_bytes_by_kind(plan: Plan, graph: Graph, device: int) -> dict[Instructio
     """Bytes that a device sends in one step, by kind; kinds that send nothing are left out.
 
     Args:
-        plan: the plan.
-        graph: the plan's full graph.
         device: global rank of the device.
 
     Raises:
@@ -150,7 +148,6 @@ def state_sent_bytes(kind: InstructionKind, plan: Plan, sizes: StateSizes) -> in
     Args:
         kind: `unshard_weights`, `all_gather_params` or `reduce_grads`.
         plan: the plan as that part sees it.
-        sizes: sizes of that part.
     """
     if kind == "unshard_weights":
         return all_gather_bytes(sizes.weights, plan.sharding.parameters)
@@ -200,10 +197,6 @@ def collective_ranks(plan: Plan, axis: CollectiveAxis) -> int:
 
 def replicated_gradient_sums(sizes: StateSizes, plan: Plan) -> tuple[tuple[TensorAxis, int], ...]:
     """All-reduces over tensor-parallel ranks that complete gradients of replicated parameters.
-
-    Args:
-        sizes: sizes of the layer.
-        plan: the plan.
 
     Returns:
         The ranks that take part and the bytes that one device sends, for each that sends any.

@@ -54,7 +54,6 @@ def float8_errors(tensor: int, model: ModelIdentity | None) -> Iterator[str]:
     """Why linear layers cannot multiply 8-bit factors, a sentence each.
 
     Args:
-        tensor: tensor-parallel degree.
         model: the model with its sparsity; None if all of its weights are kept.
     """
     excluded = {
@@ -70,12 +69,7 @@ def float8_errors(tensor: int, model: ModelIdentity | None) -> Iterator[str]:
 
 
 def fused_loss_errors(tensor: int, graph: Graph) -> Iterator[str]:
-    """Why a graph's last layer cannot compute its loss fused with its projection.
-
-    Args:
-        tensor: tensor-parallel degree.
-        graph: the full graph of the model.
-    """
+    """Why a graph's last layer cannot compute its loss fused with its projection."""
     if tensor > 1:
         yield (
             f"`loss` = fused with `parallel.tensor` = {tensor}, whose ranks each have a part of "

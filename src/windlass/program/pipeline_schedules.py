@@ -43,7 +43,6 @@ def schedule_passes(
     """The passes of one of p stages under a schedule, in order.
 
     Args:
-        schedule: the pipeline schedule.
         stages: number of stages p.
         stage: index of the stage.
         micro_batches: number of micro-batches m in a step.

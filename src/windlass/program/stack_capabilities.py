@@ -51,7 +51,6 @@ def capability_faults(
 
     Args:
         choices: a plan, or a request, whose open choices need nothing.
-        stack: the stack.
         others: stacks to name where one of them can.
     """
     for need in unmet_needs(choices, stack):

@@ -26,8 +26,6 @@ def pass_ops(
     backward pass does.
 
     Args:
-        kind: kind of the instruction.
-        layer: kind of the layer.
         cost: the layer's cost under the plan.
         reach: how far the gradient of its output goes.
     """

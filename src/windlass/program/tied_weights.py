@@ -75,7 +75,6 @@ def tied_across_stages(plan: Plan, graph: Graph, tensor_rank: int = 0) -> tuple[
     """All tied weights whose owner and user are on different stages, by user stage and layer.
 
     Args:
-        plan: the plan.
         graph: the full graph.
         tensor_rank: tensor-parallel rank whose shard is sent; it sends to its own rank elsewhere.
 

@@ -124,11 +124,7 @@ class Catalog(RunQueries):
             }
 
     def save(self) -> None:
-        """Writes what was read since the last time.
-
-        Raises:
-            StorageError: the disk is full.
-        """
+        """Writes what was read since the last time."""
         with self._refreshing, self._mutex, self._transaction():
             if self._loaded != self._file_state():
                 self._loaded = _UNKNOWN  # another process has saved since: read what it wrote

@@ -73,14 +73,11 @@ def merge_folders(
     Done again it copies nothing; interrupted, it goes on. The order of sources has no influence.
 
     Args:
-        sources: folders of runs.
         target: a folder of runs, or a new one.
-        checkpoints: copy checkpoints too.
         progress: called with how far it is.
 
     Raises:
         RecordError: a source is no folder of runs, or was written by a newer Windlass.
-        StorageError: the disk is full.
     """
     missing = [str(source) for source in sources if not source.is_dir()]
     if missing:
@@ -108,7 +105,6 @@ def copy_runs(
 
     Raises:
         RecordError: a copy is not what was read.
-        StorageError: the disk is full.
     """
     runs, present = source.runs(), target.runs()
     for done, (run_id, folder) in enumerate(sorted(runs.items()), start=1):

@@ -38,7 +38,6 @@ def export_parquet(
 
     Raises:
         RecordError: pyarrow is missing.
-        StorageError: the disk is full.
     """
     try:
         import pyarrow.parquet as pq
@@ -63,9 +62,6 @@ def export_csv(rows: Sequence[RunRow], path: Path) -> None:
     """Writes a line for each run, in which no text is a formula to a spreadsheet.
 
     Settings are columns of their own, by dotted key.
-
-    Raises:
-        StorageError: the disk is full, or the file cannot be written.
     """
     keys = sorted({key for row in rows for key in row.settings})
     names = [column.name for column in COLUMNS if column.name != "settings"]

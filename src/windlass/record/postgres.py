@@ -81,7 +81,6 @@ class TeamCatalog(RunQueries):
         """Publishes the runs under a folder that are new or have changed; returns how many.
 
         Args:
-            root: the folder that holds the run folders.
             site: the name of the place where they are; each folder of runs needs one of its own.
             progress: called with how many runs are published.
 

@@ -64,7 +64,6 @@ def is_record_file(name: str, *, checkpoints: bool = False) -> bool:
 
     Args:
         name: its path below the run folder, with `/`.
-        checkpoints: count checkpoints too.
     """
     if len(name) > _LONGEST_NAME:
         return False
@@ -126,7 +125,6 @@ def kept_name(store: "Store", run_id: str, name: str, digest: str) -> tuple[str,
 
     Args:
         store: where.
-        run_id: the run.
         name: the document, such as `plan.toml`.
         digest: SHA-256 of the variant, in hexadecimal.
 
@@ -251,27 +249,18 @@ class FolderStore:
 
         Raises:
             RecordError: no file of a record has this name.
-            StorageError: the disk is full.
         """
         if not is_record_file(name, checkpoints=True):
             raise RecordError(f"`{name[:_LONGEST_NAME]}` is no file of a run's record")
         atomic_write(self._written_path(run_id, name), content)
 
     def copy(self, run_id: str, name: str, file: Path) -> None:
-        """Puts a copy of a large file there, or nothing, with a part of it in memory at most.
-
-        Raises:
-            StorageError: the disk is full.
-        """
+        """Puts a copy of a large file there, or nothing, with a part of it in memory at most."""
         with file.open("rb") as content:
             self.write_from(run_id, name, content)
 
     def write_from(self, run_id: str, name: str, content: BufferedIOBase) -> None:
-        """Puts what is left of an open file there, or nothing, as `copy` does.
-
-        Raises:
-            StorageError: the disk is full.
-        """
+        """Puts what is left of an open file there, or nothing, as `copy` does."""
         with atomic_writer(self._written_path(run_id, name)) as copy:
             shutil.copyfileobj(content, copy, _CHUNK_BYTES)
 

@@ -124,11 +124,7 @@ class SyncReceiver:
 
     @contextlib.contextmanager
     def arriving(self) -> Iterator[BufferedIOBase]:
-        """A file without a name on the disk of the runs, while it is written and taken.
-
-        Raises:
-            StorageError: the disk is full or not writable.
-        """
+        """A file without a name on the disk of the runs, while it is written and taken."""
         with storage_errors(self._root):
             self._root.mkdir(parents=True, exist_ok=True)
             with TemporaryFile(dir=self._root) as content:
@@ -141,15 +137,11 @@ class SyncReceiver:
         one with the records of both, and a document that another one replaces is kept beside it.
 
         Args:
-            run_id: the run.
-            name: its path below the run folder.
             folder: the name of the run's folder at the other site, for a run that is new here.
-            content: the whole file, at any place.
 
         Raises:
             RecordError: a name leads elsewhere or is not that of the content, the run is being
                 written here, or the file would take the place of one that is kept.
-            StorageError: the disk is full.
         """
         store = self._store(run_id)
         if not is_record_file(name, checkpoints=True):

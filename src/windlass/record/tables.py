@@ -75,9 +75,7 @@ def create_statement(table: Table, types: Mapping[str, str], more: str = "") -> 
     """The statement that makes a table.
 
     Args:
-        table: the table.
         types: the database's types by ours.
-        more: words of the database behind the statement.
     """
     names = [f'"{name}" {types[kind]}' for name, kind in table.columns.items()]
     key = ", ".join(f'"{name}"' for name in list(table.columns)[: table.key])
@@ -96,7 +94,6 @@ def rows_of(run: str, entry: "RunEntry") -> Rows:
 
     Args:
         run: what tells the run in the database from others.
-        entry: the run.
     """
     axes: dict[bytes, int] = {}
     numbers = [
@@ -123,7 +120,6 @@ def run_row(values: Sequence[Value], root: Path) -> RunRow:
 
     Args:
         values: the values of `ROW_COLUMNS`.
-        root: the folder that holds the run folders.
     """
     row: dict[str, Any] = {
         name: decoded_value(value, unit)

@@ -153,7 +153,6 @@ def describe_sections(plan: Plan, graph: Graph | None) -> str:
     """What runs as a section, whose intermediate results never exist whole; empty if nothing does.
 
     Args:
-        plan: the plan.
         graph: the plan's full graph; None tells of its layers nothing.
     """
     # A tensor-parallel rank runs its layers one by one.

@@ -16,10 +16,6 @@ def write_png(svg: str, path: Path, *, width: int, height: int, scale: float = 1
     """Writes a drawing as PNG.
 
     Args:
-        svg: a standalone SVG file.
-        path: the PNG file.
-        width: width of the drawing.
-        height: height of the drawing.
         scale: pixels per unit of the drawing.
 
     Raises:

@@ -127,7 +127,6 @@ class ParamStore:
 
         Raises:
             CheckpointError: the checkpoint is of another model.
-            StorageError: the disk is full, or cannot be written to.
         """
         for tier in self._tiers:
             tier.allocate()

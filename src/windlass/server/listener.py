@@ -52,7 +52,6 @@ def link_of(listening: socket.socket, access: Access, names: Sequence[str] = ())
     """The link that opens the page; the token stands behind `#`, which no browser sends.
 
     Args:
-        listening: the socket.
         access: who may ask.
         names: names of this machine for pages, the best first.
     """
@@ -66,8 +65,6 @@ def serve_app(app: ASGIApp, listening: socket.socket, access: Access) -> uvicorn
     """A server that answers on a socket: `run([listening])` serves until it is interrupted.
 
     Args:
-        app: the application.
-        listening: the socket.
         access: who may ask; those who may keep connections that others would have to give up.
     """
     config = uvicorn.Config(

@@ -35,8 +35,6 @@ class BlockSparseLinear(nn.Module):
         """A layer with a mask and weights drawn from torch's default generator.
 
         Args:
-            inputs: input features, a multiple of the block.
-            outputs: output features, a multiple of the block.
             bias: whether it adds a bias, which is dense.
             block: rows and columns B of a block.
             parts: kept blocks a row, for all block rows of the outputs.

@@ -32,7 +32,6 @@ def column_groups(columns: int, kept: int) -> int:
     """Number of column groups of equal counts: the largest power of two up to 8 that divides both.
 
     Args:
-        columns: block columns of a weight.
         kept: kept blocks a row.
     """
     return gcd(_MOST_GROUPS, columns, kept)
@@ -59,7 +58,6 @@ def kept_counts(request: SparsityRequest, parts: Mapping[WeightPart, int]) -> di
 
     Raises:
         ModelError: what cannot be, with the nearest legal level.
-        InputErrors: several such faults.
     """
     faults = list(_shape_faults(request, parts))
     # The level of a leg on the way to the one that is asked for is rounded, however far that is.

@@ -32,11 +32,7 @@ def save_masks(path: Path, masks: Mapping[str, LayerMask]) -> None:
     """Writes masks to a file, atomically.
 
     Args:
-        path: the file.
         masks: masks by full name of the layer.
-
-    Raises:
-        StorageError: the disk is full or not writable.
     """
     sizes = {name: mask[:3] for name, mask in masks.items()}
     tensors = {name: mask.kept.contiguous() for name, mask in masks.items()}
@@ -79,7 +75,6 @@ def kept_rows(mask: LayerMask, first: int, stop: int) -> Tensor:
     """Kept blocks of each block row from `first` on, before `stop`; of single weights of each row.
 
     Args:
-        mask: the mask of a layer.
         first: first block row, or output.
         stop: one past the last.
     """

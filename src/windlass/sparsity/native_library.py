@@ -48,7 +48,6 @@ def build_native_library(
     if that is a failure.
 
     Args:
-        source: the C++ file.
         flags: of the compiler, after those that every library needs.
         timeout_seconds: time after which a compiler is ended.
         progress: called once if the build takes longer than 2 s.

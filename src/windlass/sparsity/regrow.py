@@ -46,7 +46,6 @@ def mask_update(
         norms: size of each of them, `Float[n]`.
         scores: how much each block of the grid is wanted, `Float[rows columns]`; those of kept
             blocks do not count.
-        grid: the blocks that there are.
         share: share of the kept blocks that is replaced.
     """
     span = grid.columns // grid.groups
@@ -70,9 +69,6 @@ def random_scores(grid: BlockGrid, *, seed: int, name: str, step: int) -> Tensor
     """`Float[rows columns]`: SET's scores, from (seed, name, step) alone.
 
     Args:
-        grid: the blocks of the weight.
-        seed: seed of the run.
-        name: full name of the weight.
         step: step of the update.
     """
     digest = hashlib.blake2b(f"{seed}/{name}/{step}".encode(), digest_size=8).digest()

@@ -18,7 +18,6 @@ def updates_masks(sparsity: SparsityRequest | None, step: int, steps: int) -> bo
     Args:
         sparsity: of the run; None for a dense one.
         step: the step, counted from 1.
-        steps: steps of the run.
     """
     if sparsity is None or not sparsity.changes_masks:
         return False
@@ -32,9 +31,7 @@ def drop_share(sparsity: SparsityRequest, step: int, steps: int) -> float:
     et al. 2020, arXiv:1911.11134, section 3.
 
     Args:
-        sparsity: of the run.
         step: the step, counted from 1.
-        steps: steps of the run.
     """
     end = sparsity.until * steps
     return sparsity.drop / 2 * (1 + cos(pi * min(1.0, step / end)))
@@ -56,7 +53,6 @@ def legs(sparsity: SparsityRequest | None, steps: int) -> tuple[Leg, ...]:
 
     Args:
         sparsity: of the run; None for a dense one.
-        steps: steps of the run.
     """
     count = sparsity.legs if sparsity is not None else 1
     until = sparsity.until * steps if sparsity is not None else steps
@@ -74,7 +70,6 @@ def leg_of_step(sparsity: SparsityRequest | None, step: int, steps: int) -> Leg:
     Args:
         sparsity: of the run; None for a dense one.
         step: the step, counted from 1.
-        steps: steps of the run.
     """
     return next(leg for leg in legs(sparsity, steps) if step <= leg.last)
 
@@ -84,7 +79,6 @@ def last_step_of_leg(sparsity: SparsityRequest | None, steps: int) -> int:
 
     Args:
         sparsity: as it is asked for; `leg` says in which leg. None for a dense run.
-        steps: steps of the run.
     """
     return legs(sparsity, steps)[sparsity.leg if sparsity is not None else 0].last
 
@@ -95,7 +89,6 @@ def describe_leg(sparsity: SparsityRequest | None, step: int, steps: int) -> str
     Args:
         sparsity: of the run; None for a dense one.
         step: a step of the leg, counted from 1.
-        steps: steps of the run.
     """
     if sparsity is None or sparsity.legs == 1:
         return None
@@ -110,7 +103,6 @@ def describe_legs(sparsity: SparsityRequest | None, steps: int) -> tuple[str, ..
 
     Args:
         sparsity: of the run; None for a dense one.
-        steps: steps of the run.
     """
     words = (
         describe_leg(sparsity, leg.last, steps)
@@ -125,7 +117,6 @@ def leg_before_others(sparsity: SparsityRequest | None, steps: int) -> str | Non
 
     Args:
         sparsity: as it is asked for; `leg` says in which leg.
-        steps: steps of the run.
     """
     last = last_step_of_leg(sparsity, steps)
     return describe_leg(sparsity, last, steps) if last < steps else None
@@ -153,7 +144,6 @@ def level_share(sparsity: SparsityRequest, leg: int) -> float:
     2017, arXiv:1710.01878, equation 1, with an initial sparsity of 0.
 
     Args:
-        sparsity: of the run.
         leg: number of the leg, counted from 0.
     """
     if sparsity.schedule == "gradual":

@@ -91,7 +91,6 @@ class Driver:
 
         Raises:
             RunInterrupted: `stop` returned True; nothing runs any more.
-            StorageError: the disk is full.
         """
         for trial in self._trials.values():
             self._read(trial)
@@ -312,10 +311,6 @@ class Driver:
 
 def read_trials(root: Path, name: str) -> tuple[SweepRequest, tuple[Trial, ...]]:
     """What a sweep searches, and its trials by number, whether it goes on or not.
-
-    Args:
-        root: the folder that holds the run folders.
-        name: name of the sweep.
 
     Raises:
         RecordError: there is no such sweep.

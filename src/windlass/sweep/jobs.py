@@ -37,12 +37,7 @@ class Jobs(Protocol):
     """Starts and stops the processes of trials."""
 
     def start(self, trial: Trial, command: Sequence[str]) -> str | None:
-        """Starts the process of a trial; returns the number of its job if it has one.
-
-        Args:
-            trial: the trial.
-            command: its command line.
-        """
+        """Starts the process of a trial; returns the number of its job if it has one."""
 
     def is_alive(self, trial: Trial) -> bool:
         """Whether a process of the trial runs, or waits to run."""
@@ -58,8 +53,6 @@ def make_jobs(request: SweepRequest, folder: SweepFolder, threads: int) -> Jobs:
     """What starts the trials of a sweep.
 
     Args:
-        request: the sweep.
-        folder: its files.
         threads: threads of each process.
 
     Raises:

@@ -37,7 +37,6 @@ def startable(
 
     Args:
         waiting: trials that could start, with their predictions, in order.
-        running: trials that run.
         room: what the machine has.
     """
     expected = sum(trial.expected_bytes for trial in running)
@@ -60,7 +59,6 @@ def most_jobs(cores: int, trials: int, *, needed_bytes: int, capacity_bytes: int
         cores: cores of this machine, which the jobs share.
         trials: number of trials.
         needed_bytes: predicted peak memory of one trial.
-        capacity_bytes: memory of the machine.
     """
     fits = max(1, min(cores, trials, capacity_bytes // max(1, needed_bytes)))
     return max(jobs for jobs in range(1, fits + 1) if cores % jobs == 0)

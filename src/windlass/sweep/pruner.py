@@ -42,12 +42,7 @@ class TrialCurve:
 
 
 def rungs(request: SweepRequest, steps: int) -> Iterator[int]:
-    """The steps before the last one at which a trial is compared.
-
-    Args:
-        request: the sweep.
-        steps: steps of the trial.
-    """
+    """The steps before the last one at which a trial is compared."""
     if request.pruner == "none":
         return
     rung = request.prune_from
@@ -60,7 +55,6 @@ def decide(request: SweepRequest, trials: Sequence[TrialCurve]) -> None:
     """Notes in each trial the rungs that it passed, and the one at which it is pruned.
 
     Args:
-        request: the sweep.
         trials: all trials by number.
     """
     for number, trial in enumerate(trials):
@@ -91,7 +85,6 @@ def is_worse(request: SweepRequest, value: float, peers: Sequence[float]) -> boo
     algorithm 2, which suspends what is pruned here).
 
     Args:
-        request: the sweep.
         value: of the trial at the rung, smaller is better.
         peers: those of the trials before it.
     """

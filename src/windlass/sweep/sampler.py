@@ -22,7 +22,6 @@ def next_point(request: SweepRequest, trials: Iterable[Trial], number: int) -> d
     """The point of the space that a trial tries, by dotted key.
 
     Args:
-        request: the sweep.
         trials: what is known of the other trials.
         number: number of the trial, from 0.
 

@@ -75,7 +75,6 @@ def parse_dimension(key: str, text: str | Sequence[Choice]) -> Dimension:
     """The dimension of a key, from its range or choices.
 
     Args:
-        key: a dotted key of the request.
         text: as a command line or a file has it; a sequence holds the choices themselves.
 
     Raises:

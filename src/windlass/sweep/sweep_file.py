@@ -202,7 +202,6 @@ class SweepFolder:
 
         Raises:
             InputErrors: there is another search of that name.
-            StorageError: the disk is full.
         """
         if self.request_file.is_file():
             before = self.request()
@@ -234,11 +233,7 @@ class SweepFolder:
         return Trial.load(self._file(number, "json"))
 
     def save(self, trial: Trial) -> None:
-        """Writes a trial.
-
-        Raises:
-            StorageError: the disk is full.
-        """
+        """Writes a trial."""
         trial.save(self._file(trial.number, "json"))
 
     def log_file(self, number: int) -> Path:
@@ -275,7 +270,6 @@ class SweepFolder:
 
         Raises:
             RecordError: another one does.
-            StorageError: the folder cannot be written.
         """
         path = self.path / "driver.lock"
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -15,12 +15,7 @@ _FEWEST = 8
 
 
 def best_trials(request: SweepRequest, trials: Sequence[Trial]) -> tuple[Trial, ...]:
-    """The best finished trial; with several objectives all that no other beats in each of them.
-
-    Args:
-        request: the sweep.
-        trials: its trials.
-    """
+    """The best finished trial; with several objectives all that no other beats in each of them."""
     signs = np.array([-1.0 if large else 1.0 for _, large in request.directions()])
     done = [trial for trial in trials if trial.state == "finished" and trial.values]
     values = np.array([trial.values for trial in done]).reshape(len(done), len(signs)) * signs
@@ -36,10 +31,6 @@ def ranked_trials(request: SweepRequest, trials: Sequence[Trial]) -> tuple[Trial
     """The trials with a result, the best by the first objective first.
 
     Pruned trials come behind all finished ones, and those that came further before the others.
-
-    Args:
-        request: the sweep.
-        trials: its trials.
     """
     sign = -1.0 if request.directions()[0][1] else 1.0
     known = [t for t in trials if t.state in ("finished", "pruned") and t.values]
@@ -58,7 +49,6 @@ def importance(request: SweepRequest, trials: Sequence[Trial]) -> Mapping[str, f
     seen.
 
     Args:
-        request: the sweep.
         trials: its trials; those with a result count, as `ranked_trials` orders them.
 
     Returns:

@@ -61,7 +61,6 @@ def remove_torn_libraries(folder: Path, *, link_seconds: float = _LINK_SECONDS) 
     """Removes libraries whose linker was killed, and returns their paths in the folder.
 
     Args:
-        folder: torch's cache.
         link_seconds: time that a file has to become whole, as another process may still write it.
     """
     removed: list[str] = []

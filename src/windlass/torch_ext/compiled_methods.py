@@ -14,8 +14,6 @@ def compile_method(
     """A method of one object as compiled code.
 
     Args:
-        method: the function of the class.
-        owner: the object.
         unknown_rows: whether an operator may give as many rows as it finds in a run. All other
             shapes never change.
     """

@@ -163,7 +163,6 @@ class Device:
         """A copy of a host tensor; the host does not wait, and may then drop or change its own.
 
         Args:
-            tensor: the host's.
             into: a tensor of the device that becomes the copy; None makes a new one.
         """
         if tensor.device.type == "cpu" and self.has_pinned_memory:

@@ -28,7 +28,6 @@ def numerics(device: Device, *, deterministic: bool, tf32: bool) -> Iterator[Non
     """Inside, torch runs deterministic kernels only, and products of float32 in TF32, as asked for.
 
     Args:
-        device: the device that computes.
         deterministic: whether an operation without a deterministic kernel raises.
         tf32: whether matrix products may round float32 factors to TF32; only CUDA devices can.
     """

@@ -83,7 +83,6 @@ def dither_key(seed: int, step: int, weight: str, part_index: int) -> int:
     """Offset in the noise table at which an update starts, from 0 to `PART_ELEMENTS`.
 
     Args:
-        seed: seed of the run.
         step: step of the update, counted from 1.
         weight: full name of the weight.
         part_index: index of the part among the weight's parts of `PART_ELEMENTS` elements.
@@ -135,7 +134,6 @@ class MomentCodec:
 
         Args:
             values: float32, flat, at most `PART_ELEMENTS` elements; they may be overwritten.
-            into: the stored moments to overwrite.
             key: from `dither_key`.
         """
         first, second = into
@@ -178,7 +176,6 @@ class MomentCodec:
         Args:
             values: both moments in float32.
             into: the stored moments to overwrite; not float32.
-            seed: seed of the run.
             step: step of the update, counted from 1.
             weight: full name of the weight.
             first: first element of the piece, a multiple of `PART_ELEMENTS`.

@@ -51,7 +51,6 @@ def host_mark(run_id: str, files: Mapping[str, str]) -> str | None:
     Its key lies in the user's data folder. None if that cannot be written; no run fails for it.
 
     Args:
-        run_id: the run.
         files: SHA-256 of each file by its name.
     """
     key = _host_key()

@@ -141,7 +141,6 @@ def _open(path: Path) -> int:
 
     Raises:
         RecordError: it is a link, or no file.
-        StorageError: the disk is full or closed.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     try:

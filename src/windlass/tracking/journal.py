@@ -177,7 +177,6 @@ class JournalWriter:
         """Appends an event and waits until it is on the disk, if that takes it.
 
         Args:
-            name: its name.
             fields: JSON values; `time` among them is when it happened, which is now if it is left
                 out.
 

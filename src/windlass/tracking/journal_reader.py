@@ -235,12 +235,7 @@ class _Scan:
 
 
 def _scan(content: bytes, base: int) -> _Scan:
-    """Finds all whole records, in about half a microsecond each.
-
-    Args:
-        content: a part of a file.
-        base: its offset in the file.
-    """
+    """Finds all whole records, in about half a microsecond each."""
     scan = _Scan(base)
     head, size, record_bytes, head_crc = b"", len(content), HEADER_BYTES, 0
     at = end = 0
@@ -271,7 +266,6 @@ def _next_record(content: bytes, at: int, most: int) -> tuple[int, int]:
     """Where the first whole record of a known kind begins, or the length of the content.
 
     Args:
-        content: the bytes.
         at: where to begin.
         most: bytes to check at most; where they do not suffice, no record is found.
 
@@ -308,7 +302,6 @@ def _records(scan: _Scan, schemas: _Schemas) -> JournalRecords:
     """What the records of a part of a journal say.
 
     Args:
-        scan: the records.
         schemas: the names that are known so far; those in the part are added, and hold for all of
             its rows, as the record of names may be damaged where it stood first. The first names
             of a number and length stay: no record that somebody adds renames the rows before it.

@@ -33,7 +33,6 @@ def unite_journals(ours: bytes, theirs: bytes) -> JournalUnion | None:
     """A journal with all records of two copies; None if they are of two writers.
 
     Args:
-        ours: a copy.
         theirs: another one.
     """
     if ours.startswith(theirs):

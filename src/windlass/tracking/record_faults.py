@@ -50,11 +50,9 @@ def journal_faults(
     """The faults of a run whose journals were read, a sentence each.
 
     Args:
-        run_id: the id in the run folder.
         files: the journals of rank 0.
         events: all their events, in order.
         steps: numbers of the steps that they hold, in order, each once.
-        changed: `changed_files`.
     """
     attempts = Counter(file.attempt for file in files)
     for attempt in sorted(set(range(1, max(attempts, default=0))) - attempts.keys()):
@@ -98,8 +96,6 @@ def is_from_this_host(folder: Path, run_id: str, events: Sequence[JournalEvent])
     Anybody can write a name of a host into a record, and nobody else can mark the seal of a file.
 
     Args:
-        folder: the run folder.
-        run_id: its id.
         events: all events of the run.
     """
     own: set[tuple[str, str]] = set()

@@ -71,11 +71,7 @@ class RunFolder:
         return self._journal
 
     def save(self, name: str, document: Document) -> None:
-        """Writes one of the plain files atomically.
-
-        Raises:
-            StorageError: the disk is full or closed.
-        """
+        """Writes one of the plain files atomically."""
         document.save(self.path / name)
 
     def seal(self, *names: str) -> None:
@@ -118,7 +114,6 @@ class RunFolder:
 
         Raises:
             RecordError: the folder was deleted or moved.
-            StorageError: the disk is full.
         """
         try:
             self.append_event("end", state=state, held_out_loss=self._held_out, **fields)
@@ -165,7 +160,6 @@ def create_run_folder(
     Raises:
         RecordError: `folder` holds a run, runs, links or other files, or another process has locked
             it.
-        StorageError: the disk is full or closed.
     """
     run_id = uuid7()
     path = folder or root / run_folder_name(name, run_id, time.time())
@@ -200,7 +194,6 @@ def reopen_run_folder(folder: Path, *, meta: Mapping[str, object]) -> RunFolder:
     Raises:
         RecordError: it holds no run, one of another format or links, or another process has locked
             it.
-        StorageError: the disk is full or closed.
     """
     run_id = read_run_id(folder)
     lock = FolderLock(folder / LOCK_FILE)
@@ -220,7 +213,6 @@ def run_folder_name(name: str, run_id: str, started: float) -> str:
 
     Args:
         name: any text; all but letters, digits, dots and dashes become dashes.
-        run_id: the run's id.
         started: seconds since 1970.
     """
     date = datetime.fromtimestamp(started, tz=UTC).strftime("%Y-%m-%d")
@@ -229,11 +221,7 @@ def run_folder_name(name: str, run_id: str, started: float) -> str:
 
 
 def write_run_id(folder: Path, run_id: str) -> None:
-    """Writes the file that makes a folder a run.
-
-    Raises:
-        StorageError: the disk is full or closed.
-    """
+    """Writes the file that makes a folder a run."""
     atomic_write(folder / ID_FILE, f"{run_id}\nformat {RUN_FORMAT}\n")
 
 
@@ -292,7 +280,6 @@ def rank_journal(folder: Path, rank: int, attempt: int) -> Iterator[JournalWrite
 
     Raises:
         RecordError: the journal exists already.
-        StorageError: the disk is full.
     """
     journal = JournalWriter(journal_path(folder, rank, attempt))
     try:

@@ -41,7 +41,6 @@ def find_run(root: Path, query: str) -> Path:
     """The run folder that `query` names.
 
     Args:
-        root: the folder that holds the runs.
         query: a path, a folder's name, the beginning of an id or of its short end, `last`, or
             `last~2` for the second run before the last one.
 

@@ -43,7 +43,6 @@ def read_series(folder: Path, rank: int = 0) -> dict[str, Series]:
     step on. Measurements of the host (`sys.cpu`) are those of all attempts, one after another.
 
     Args:
-        folder: the run folder.
         rank: the rank, of those in `journal_ranks`; one that has no journal has no series.
     """
     series: dict[str, Series] = {}
@@ -80,7 +79,6 @@ def continued(earlier: Mapping[str, Series], later: Mapping[str, Series]) -> dic
 
     Args:
         earlier: the series of all earlier attempts.
-        later: those of the next attempt.
     """
     starts = [int(series.steps[0]) for name, series in later.items() if not _is_system(name)]
     series = dict(earlier)

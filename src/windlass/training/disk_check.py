@@ -48,7 +48,6 @@ def require_disk_space_to_resume(planned: Planned, folder: Path, done: int, kept
 
     Args:
         planned: what will be run.
-        folder: the run folder.
         done: number of completed steps.
         kept: number of existing checkpoints.
 

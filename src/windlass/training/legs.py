@@ -107,7 +107,6 @@ def start_of_leg(checkpoint: "Checkpoint", planned: Planned, folder: Path) -> "C
 
     Raises:
         CheckpointError: a shard is missing.
-        StorageError: the disk is full.
     """
     saved = request_at_step(planned.request, checkpoint.manifest.step)
     whole = with_whole_layers(checkpoint, replace(planned, request=saved), folder)

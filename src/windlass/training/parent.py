@@ -238,10 +238,6 @@ def link_to_parent(parent: ParentRun | None, planned: Planned, folder: Path) -> 
     Args:
         parent: the run to start from; None gives none.
         planned: what the new run runs.
-        folder: the new run's folder.
-
-    Raises:
-        StorageError: the disk is full.
     """
     from windlass.runtime import Manifest, link_checkpoint
 
@@ -280,7 +276,6 @@ def with_whole_layers(checkpoint: "Checkpoint", planned: Planned, folder: Path) 
     An engine reads parts of tensors as they are.
 
     Args:
-        checkpoint: a checkpoint of the run.
         planned: what is run.
         folder: the run folder, which receives the merged one until the first step.
     """
@@ -325,8 +320,6 @@ def _other_weights(old: Graph, new: Graph, *, adapted: bool) -> str | None:
     """The first weight in which two models differ; None if they have the same.
 
     Args:
-        old: the parent's model.
-        new: the child's.
         adapted: whether the child has adapters beside the parent's weights.
     """
     before, after = list(_weights(old)), list(_weights(new))

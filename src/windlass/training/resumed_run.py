@@ -131,7 +131,6 @@ def continue_run(
     Args:
         planned: what is run.
         reopened: its folder and the checkpoint to start from.
-        steps: starts its training loop.
     """
     checkpoint, folder = reopened.checkpoint, reopened.folder
     done = checkpoint.manifest.step if checkpoint else 0
@@ -149,7 +148,6 @@ def reopen_run(
     """Locks a run's folder for its next attempt, and finds its newest good checkpoint.
 
     Args:
-        record: the run so far.
         planned: what the next attempt runs.
         progress: called with how far preparations are.
         programs: the programs of a new plan; None if the plan stays.
@@ -189,7 +187,6 @@ def require_steps_left(record: RunRecord, planned: Planned, done: int) -> None:
     """Refuses a run all of whose steps are done, and sees that its record says so.
 
     Args:
-        record: the run so far.
         planned: what it runs.
         done: the step of its newest good checkpoint.
 
@@ -274,7 +271,6 @@ def objects_of_record(record: RunRecord, **given: Any) -> PlannedObjects:  # noq
     """The objects that a run was given, given again.
 
     Args:
-        record: the run.
         given: those of `model` and `loss` that are needed now, or None.
 
     Raises:

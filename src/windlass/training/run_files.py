@@ -77,9 +77,6 @@ def record_inputs(folder: RunFolder, documents: Mapping[str, Document]) -> None:
     """Puts the inputs of a further attempt on record, as far as they differ from the last one's.
 
     What they replace is kept with the files of that attempt.
-
-    Raises:
-        StorageError: the disk is full.
     """
     changed = []
     for name, document in documents.items():
@@ -123,10 +120,6 @@ def _text_metadata(tokens: "TokenDataset | ExampleDataset") -> dict[str, object]
 
 def require_unchanged(record: RunRecord, *names: str) -> None:
     """Refuses a run some of whose files are not as the run wrote them.
-
-    Args:
-        record: the run.
-        names: the files that matter.
 
     Raises:
         RecordError: at least one has changed; the message has both fingerprints of each.
@@ -191,11 +184,7 @@ def planned_from_record(record: RunRecord) -> Planned:
 
 
 def replace_plan(folder: RunFolder, planned: Planned, programs: tuple[Program, ...]) -> None:
-    """Gives a run another plan from this attempt on; keeps the documents of the last attempt.
-
-    Raises:
-        StorageError: the disk is full.
-    """
+    """Gives a run another plan from this attempt on; keeps the documents of the last attempt."""
     documents = run_documents(planned, programs)
     for name, document in documents.items():
         _keep_copy(folder.path / name, folder.attempt - 1)

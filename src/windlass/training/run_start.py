@@ -80,7 +80,6 @@ def start_run(
 
     Args:
         planned: what will be run.
-        root: the folder that holds the run folders.
         folder: use this folder instead of a new one under `root`, and the tokens in it if there
             are any.
         parent: the run to start from; None starts from the beginning.

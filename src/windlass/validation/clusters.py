@@ -63,8 +63,6 @@ class Cluster(Document):
         """The machine of a run.
 
         Args:
-            family: host family of the catalog.
-            devices: devices of the run.
             per_host: devices of each host; None means the family's number.
         """
         machine = _machine(family, devices, None if per_host is None else round(per_host))

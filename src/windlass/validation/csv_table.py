@@ -268,7 +268,6 @@ def read_word(row: TableRow, column: str, meanings: Mapping[str, Meaning], meant
 
     Args:
         row: one row of a table.
-        column: the column of the cell.
         meanings: the meaning of each word, and of `""`.
         meant: the words in a sentence, for an error.
 

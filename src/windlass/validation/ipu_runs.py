@@ -39,7 +39,6 @@ def ipu_run_config(row: TableRow, shape: ModelShape, assumptions: list[str]) -> 
 
     Args:
         row: one row of a table.
-        shape: shape of its model.
         assumptions: receives a sentence for each value that is assumed.
 
     Raises:

@@ -224,7 +224,6 @@ def count_ordered_pairs(measured: Column, predicted: Column, gap: float) -> Orde
     Args:
         measured: seconds [run].
         predicted: seconds [run].
-        gap: smallest difference of log times that counts.
     """
     by_time = np.argsort(measured)
     times, guesses = np.log(measured[by_time]), predicted[by_time]

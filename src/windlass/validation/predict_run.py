@@ -52,7 +52,6 @@ def predict_run(
     of all if none fits.
 
     Args:
-        run: a run of any stack.
         stack_of: the software of a cluster; None takes the stack that it names.
 
     Raises:

@@ -40,7 +40,6 @@ def published_plan(
     """The plan of a run in one of the configurations that its row may mean.
 
     Args:
-        run: the run.
         config: one of its configurations.
         stack: its software, with other constants than the file's; None takes the file's.
 

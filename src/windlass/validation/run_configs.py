@@ -51,7 +51,6 @@ def run_configs(
 
     Args:
         row: one row of a table.
-        shape: shape of its model.
         cluster: cluster that it ran on.
         assumptions: receives a sentence for each value that is assumed.
 

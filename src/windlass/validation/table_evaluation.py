@@ -86,7 +86,6 @@ def evaluate_table(
     """Predicts every row of a table with the clock that plans.
 
     Args:
-        path: the table.
         progress: called with the numbers of rows that are done and that there are.
 
     Raises:

@@ -35,7 +35,6 @@ def proof_steps(request: Any, default: int) -> int:  # noqa: ANN401  of any stat
     """Steps of a proof in which everything that a request schedules can happen twice.
 
     Args:
-        request: what is asked for.
         default: steps of most proofs.
     """
     adapts = request.precision == "float16" and request.train.loss_scale is None
@@ -43,13 +42,7 @@ def proof_steps(request: Any, default: int) -> int:  # noqa: ANN401  of any stat
 
 
 def proof_settings(request: ResolvedRequest, plan: Plan, *, steps: int) -> dict[str, Any]:
-    """The parts of a request that are changed so that its events happen in a few steps.
-
-    Args:
-        request: what is asked for.
-        plan: the plan that is proved.
-        steps: of the proof.
-    """
+    """The parts of a request that are changed so that its events happen in a few steps."""
     train = request.train.model_copy(
         update={
             "steps": steps, "save_every": 1, "keep": steps, "warmup": _WARMUP,

@@ -26,7 +26,6 @@ def write_small_data(
 
     Args:
         small: a plan as `small_plan` makes it.
-        folder: of the run.
         progress: called with what runs.
 
     Raises:

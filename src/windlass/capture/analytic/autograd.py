@@ -93,7 +93,6 @@ class Checkpoint:
         """The outputs of an operation that are kept.
 
         Args:
-            run: the operation.
             partial_sum: its input, if it is a reduction: that is not kept, although it was.
         """
         if self._filled is not None:
@@ -123,9 +122,7 @@ def new_node(
     """The autograd node of an operation; None if no gradient is needed.
 
     Args:
-        inputs: the operation's inputs that have a derivative.
         backward: gives their gradients. It must not refer to tensors, which would stay alive.
-        save: tensors that backward needs.
     """
     tape = inputs[0].tape
     if not tape.records_gradients or all(tensor.node is None for tensor in inputs):

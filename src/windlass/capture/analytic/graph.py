@@ -37,12 +37,7 @@ def analytic_graph(config: TransformerConfig) -> Graph:
 
 
 def analytic_traces(config: TransformerConfig, precision: Precision) -> dict[str, NamedTrace]:
-    """The calls and buffers of each kind of layer of a transformer.
-
-    Args:
-        config: the model.
-        precision: float32 or bfloat16.
-    """
+    """The calls and buffers of each kind of layer of a transformer."""
     traces: dict[str, NamedTrace] = {}
     for layer in layer_types(config):
         scope = layer_scope(layer, Rank(), precision)
@@ -62,8 +57,6 @@ def analytic_tensor_shards(
     A degree over which the model cannot be sharded is recorded with the reasons.
 
     Args:
-        config: the model.
-        graph: its graph.
         degrees: tensor-parallel degrees of 2 or more, numbers or grids.
     """
     graph = check_analytic_degrees(config, graph, degrees := tuple(degrees))
@@ -81,8 +74,6 @@ def check_analytic_degrees(
     """Adds to a graph why its model cannot be sharded over some degrees.
 
     Args:
-        config: the model.
-        graph: its graph.
         degrees: tensor-parallel degrees of 2 or more, numbers or grids.
     """
     errors = {degree: tuple(_sharding_errors(config, _rank(degree))) for degree in degrees}

@@ -30,7 +30,6 @@ def layer_scope(layer: LayerType, rank: Rank, precision: Precision) -> Scope:
     Args:
         layer: which of a model's layers.
         rank: the first tensor-parallel rank.
-        precision: float32 or bfloat16.
     """
     return Scope(
         tape=Tape(),
@@ -56,7 +55,6 @@ def record_layer(
     Args:
         layer: which of a model's layers.
         rank: the first tensor-parallel rank.
-        precision: float32 or bfloat16.
         selective: whether it runs with selective activation checkpointing.
         fused: whether the last layer's loss is fused with its projection.
     """

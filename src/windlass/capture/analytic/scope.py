@@ -67,8 +67,6 @@ class Scope:
         """A new parameter.
 
         Args:
-            name: its name in the module.
-            shape: shape of the rank's part.
             sharded: the only dimension that the ranks divide; None if there is none.
             replicated_over: the ranks that have the same part.
             tied_to: full name of the parameter that owns the memory.

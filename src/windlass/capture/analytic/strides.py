@@ -37,7 +37,6 @@ def elementwise_strides(shape: Shape, operands: Sequence[tuple[Shape, Shape]]) -
     Source: `TensorIteratorBase::reorder_dimensions` in ATen/TensorIterator.cpp.
 
     Args:
-        shape: of the result.
         operands: shape and strides of each operand; shorter ones broadcast.
     """
     plain = contiguous_strides(shape)

@@ -72,11 +72,9 @@ class Tape:
         """Records one ATen call.
 
         Args:
-            name: name of the operation.
             reads: tensors that it reads, with the bytes it touches if these are not all.
             writes: tensors that it writes, with the bytes if these are not all.
             kind: what bounds it.
-            flop: floating-point operations.
             matmul_sizes: batch, m, n, k of a matrix product.
             kept: side of a block and elements of all kept blocks of a sparse weight.
             random: whether it draws random numbers.

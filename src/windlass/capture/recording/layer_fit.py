@@ -76,8 +76,6 @@ def fit_layer(
     """The layer's trace with its numbers as polynomials, and the shape of its output.
 
     Args:
-        subject: the layer.
-        precision: float32 or bfloat16.
         selective: whether it keeps only the results of large matrix products.
         fused: whether its loss is fused with its projection; such an output has no shape.
 

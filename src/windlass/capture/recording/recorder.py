@@ -88,7 +88,6 @@ def record_layer(
         is_first: whether the input is what the data give, of which no gradient is computed.
         target_shape: shape of the targets of the loss, which follows the last layer; None for any
             other layer.
-        target_dtype: type of the targets.
         selective: whether the layer runs with selective activation checkpointing.
         fused: whether the loss is fused with the last projection; the output is the loss then.
     """

@@ -82,9 +82,6 @@ class ChatTemplate:
 
         Args:
             folder: where the tokenizer's file is.
-
-        Raises:
-            StorageError: the disk is full or not writable.
         """
         atomic_write(folder / CHAT_TEMPLATE_FILE, self.source)
         tokens = json.dumps(dict(self.special_tokens), indent=2, sort_keys=True)
@@ -100,7 +97,6 @@ class ChatTemplate:
         """The text of a conversation.
 
         Args:
-            messages: the turns.
             tools: what the model may call, as JSON schemas.
             generation_prompt: ends with what comes before an answer.
 

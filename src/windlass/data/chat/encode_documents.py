@@ -42,7 +42,6 @@ def encode_documents(
     its characters belongs to an answer, both as in transformers.
 
     Args:
-        tokenizer: encodes them.
         documents: texts, or conversations.
     """
     if documents and documents[0].targets is not None:
@@ -58,11 +57,6 @@ def encode_question(
     tokenizer: Tokenizer, template: ChatTemplate, turns: Sequence[Message]
 ) -> list[int]:
     """Ids of a conversation that ends with a user's message, up to where the answer begins.
-
-    Args:
-        tokenizer: encodes it.
-        template: renders it.
-        turns: the messages so far.
 
     Raises:
         DataError: the template refuses it.

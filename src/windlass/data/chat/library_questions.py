@@ -52,7 +52,6 @@ def save_library_questions(folder: Path) -> tuple[Path, Path]:
 
     Raises:
         DataError: this Python has no sources of its standard library.
-        StorageError: the disk is full or not writable.
     """
     trained: list[_Question] = []
     asked: list[_Question] = []

@@ -111,7 +111,6 @@ class _Renderer:
         """The text of a conversation, and start and end of each answer in it.
 
         Args:
-            messages: the turns.
             turns: those that are answers. Without `generation` blocks they are told by a difference
                 of renderings; an answer that these do not prove is returned as `ambiguous`.
             added_tokens: texts of the tokens that no answer ends within.

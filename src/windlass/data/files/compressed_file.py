@@ -113,9 +113,6 @@ def _open_zstandard(path: Path, mode: str) -> BinaryIO:
 def arrow_package(path: Path) -> ModuleType:
     """The package pyarrow.
 
-    Args:
-        path: the file that needs it.
-
     Raises:
         DataError: it is missing.
     """

@@ -62,8 +62,6 @@ def prepare_images(
 
     Raises:
         DataError: a source is missing or has no images, or there is nothing to hold out.
-        InputErrors: several images cannot be read.
-        StorageError: the disk is full or not writable.
     """
     report = progress or (lambda *_: None)
     names = (*data.sources, *((data.validation,) if data.validation is not None else ()))

@@ -169,7 +169,6 @@ def decode_image(raw: RawImage, shape: tuple[int, int, int]) -> npt.NDArray[np.u
     """Pixels `[c h w]` of one size: scaled to fill it, and cut to its middle.
 
     Args:
-        raw: the image.
         shape: channels, of which there are 1 or 3, height and width.
 
     Raises:

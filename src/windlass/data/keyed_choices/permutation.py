@@ -52,7 +52,6 @@ def epoch_places(indices: Indices, size: int, *key: int) -> Indices:
 
     Args:
         indices: counted over all epochs, `Int[n]`.
-        size: indices of an epoch.
         key: of the order of epoch e, which is that of the key with e behind it.
     """
     epochs, within = np.divmod(indices, size)

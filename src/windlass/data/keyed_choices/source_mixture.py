@@ -55,7 +55,6 @@ def source_mixture(weights: Sequence[float], seed: int) -> SourceMixture:
 
     Args:
         weights: relative weights, each above 0.
-        seed: of the run.
 
     Raises:
         DataError: there are more sources than samples in a block.

@@ -114,7 +114,6 @@ def conversation_batches(
     """Batches of conversations.
 
     Args:
-        tokens: the conversations.
         sequence: most tokens of a row.
         batch: global batch, in rows.
         seed: of the order.
@@ -125,7 +124,6 @@ def conversation_batches(
 
     Raises:
         DataError: a source has no row with a target.
-        InputErrors: several have none.
     """
     stored = tokens.conversations
     sides = () if stored is None else (stored.train_weights, stored.held_out_weights)

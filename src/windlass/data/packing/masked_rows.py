@@ -78,7 +78,6 @@ def masked_batches(
     """Batches of packed rows of masked text; masks differ from epoch to epoch.
 
     Args:
-        tokens: the text.
         sequence: tokens of a row.
         batch: global batch, in rows.
         seed: of the order and the masks.
@@ -87,7 +86,6 @@ def masked_batches(
 
     Raises:
         DataError: a source has no document of two tokens.
-        InputErrors: several have none.
     """
     writer = MaskedRows(tokens=tokens, sequence=sequence, masking=masking)
     order = order_rows(

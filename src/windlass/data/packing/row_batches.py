@@ -25,7 +25,6 @@ class RowWriter(Protocol):
 
         Args:
             starts: token offset of each document, then the end of the last, `Int[document + 1]`.
-            split: the side that they are of.
         """
 
     def shortage(self, side: str, source: str, layout: RowLayout) -> str:
@@ -33,7 +32,6 @@ class RowWriter(Protocol):
 
         Args:
             side: `training` or `held-out`.
-            source: the source.
             layout: its empty layout.
         """
 
@@ -47,7 +45,6 @@ class RowWriter(Protocol):
 
         Args:
             inputs: of the row, as `empty` makes them.
-            targets: likewise.
             row: which row.
             key: of what is drawn for it; a held-out row has none.
         """
@@ -198,16 +195,12 @@ def order_rows(
     """The rows of a data set, and which of them each step takes.
 
     Args:
-        tokens: the data set.
-        writer: of its rows.
         sequence: tokens of a row.
         batch: global batch, in rows.
-        seed: of their order.
         weights: share of the samples of each source; None takes them in proportion to their rows.
 
     Raises:
         DataError: a source has no row.
-        InputErrors: several have none.
     """
     meta, starts = tokens.meta, tokens.documents.starts
     ends = list(accumulate((part.documents for part in meta.train.sources), initial=0))

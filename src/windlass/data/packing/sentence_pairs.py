@@ -153,7 +153,6 @@ def _elsewhere(layout: RowLayout, place: int, count: int, key: tuple[int, ...]) 
         layout: rows of the source.
         place: of the piece that needs another one's tokens.
         count: number of tokens.
-        key: of the pair.
     """
     for attempt in range(_TRIES):
         number = 2 + 2 * attempt
@@ -182,18 +181,15 @@ def sentence_pair_batches(
     """Batches of sentence pairs; cuts, exchanges and masks differ from epoch to epoch.
 
     Args:
-        tokens: the text.
         sequence: tokens of a row.
         batch: global batch, in rows.
         seed: of the order and of all that is drawn.
         masking: how tokens are masked.
-        special: the special tokens.
         weights: share of the samples of each source; None takes them in proportion to their rows.
         packing: whether up to `SENTENCES_PER_ROW` pairs share a row; otherwise a row is one.
 
     Raises:
         DataError: a source has no pair.
-        InputErrors: several have none.
     """
     writer = SentencePairs(
         tokens=tokens, sequence=sequence, masking=masking, special=special, packing=packing

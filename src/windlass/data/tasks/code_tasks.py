@@ -155,7 +155,6 @@ def _item(
         place: where it comes from, which decides on the order of the choices.
         context: what the model reads.
         before: what each choice begins with.
-        right: the right choice.
         candidates: wrong ones, and the right one again, in the order of preference.
     """
     wrong: list[str] = []

@@ -26,13 +26,9 @@ def save_questions(
     """Writes a task as a YAML file with JSON lines beside it, and returns the YAML file.
 
     Args:
-        name: the task's.
         questions: what is asked.
         folder: receives the files.
         examples: solved questions of few-shot scoring, of which the first ones count.
-
-    Raises:
-        StorageError: the disk is full or not writable.
     """
     files: dict[str, str] = {}
     for split, each in (("test", questions), ("train", examples)):

@@ -56,8 +56,6 @@ def make_report(
 
     Args:
         plan: what was run.
-        sweep: its runs.
-        root: the folder with the runs.
         stop: polled before each score.
         progress: called with how many scores are made.
 
@@ -146,7 +144,6 @@ def make_tasks(
 
     Args:
         plan: what is run.
-        root: the folder with the runs.
         progress: called with how far preparations are.
     """
     folder = root / _TASKS_FOLDER

@@ -220,7 +220,6 @@ def _runnable(request: Request, part: RecipePart, path: Path) -> Request:
 
     Args:
         request: as planned.
-        part: the part.
         path: its run folder, beside those of other parts.
     """
     if request.data.source == CONVERSATIONS:
@@ -252,9 +251,6 @@ def _result(path: Path, seed: int, part: RecipePart, task: Path | None) -> PartR
     """What a finished part measured.
 
     Args:
-        path: its run folder.
-        seed: its seed.
-        part: the part.
         task: what is asked after the last step; None asks nothing.
 
     Raises:

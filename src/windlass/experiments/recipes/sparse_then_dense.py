@@ -191,7 +191,6 @@ def narrower_model(model: ModelIdentity, flop: float, sequence: int) -> dict[str
     nearly the model's ratio.
 
     Args:
-        model: the dense model.
         flop: of one sequence, forward and backward.
         sequence: tokens of a sequence.
 

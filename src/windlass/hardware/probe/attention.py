@@ -81,7 +81,6 @@ def attention_sizes(device: torch.device, *, is_converted: bool = False) -> Atte
     """What is measured on a device.
 
     Args:
-        device: the device that computes.
         is_converted: whether the processor converts the data type to float32 first.
     """
     if device.type != "cpu":
@@ -107,7 +106,6 @@ def attention_rates(
         dtype: of queries, keys and values.
         sizes: at which sizes it is measured.
         ways: heads and masks.
-        watch: times the work.
         on_measured: called after each measurement.
     """
     return tuple(
@@ -134,7 +132,6 @@ def compiled_speed(dtype: torch.dtype, watch: Stopwatch) -> CompiledSpeed:
 
     Args:
         dtype: of queries, keys and values.
-        watch: times the work.
     """
     sizes = attention_sizes(watch.device)
     compiled = torch.compile(attend, dynamic=False)
@@ -255,8 +252,6 @@ def attention_inputs(
 
     Args:
         shape: `(b, s, h, k)`.
-        dtype: theirs.
-        device: where they are.
     """
     batch, sequence, heads, width = shape
     joint = random_numbers(batch, sequence, 3, heads, width, dtype=dtype, device=device)

@@ -88,7 +88,6 @@ def measure_process_costs(device: Device, precisions: Sequence[Precision]) -> Pr
     """What a process costs before it allocates a tensor, measured in a fresh one.
 
     Args:
-        device: the device that computes.
         precisions: those in which it computes.
 
     Raises:
@@ -101,7 +100,6 @@ def measure_compile_costs(device: Device, precisions: Sequence[Precision]) -> Co
     """What compiled code costs on this device, measured in a fresh process.
 
     Args:
-        device: the device that runs the code.
         precisions: those in which it computes, and attention is measured.
 
     Raises:

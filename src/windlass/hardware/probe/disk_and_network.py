@@ -116,9 +116,6 @@ def disk_rates(folder: Path) -> TransferRates:
     The files are allocated first and then overwritten, as a training run does with its files, out
     of memory of the same allocator: a disk takes large pages faster than small ones. Each rate is
     the median of rounds in turn, because a disk that others share changes from second to second.
-
-    Raises:
-        StorageError: the folder cannot take the files.
     """
     stem = f".probe.{uuid.uuid4().hex[:8]}"
     paths = [folder / f"{stem}.{index}.tmp" for index in range(2)]

@@ -41,7 +41,6 @@ def measure_host_devices(kind: str, count: int) -> HostDevices:
     """What `count` devices of a kind do when all compute and communicate at once.
 
     Args:
-        kind: torch's name of the kind.
         count: number of devices, from index 0 on; several of a CPU share its cores.
 
     Raises:

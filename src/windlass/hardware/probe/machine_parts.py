@@ -57,7 +57,6 @@ def measure_parts(
 
     Args:
         machine: this machine; parts that it has are not measured again.
-        parts: the parts.
         progress: called after each measurement; None for no reports.
         device: the device that is measured; None takes the first of its kind.
 
@@ -144,7 +143,6 @@ def _with_rates(device: Device, measured: Device) -> Device:
     """The device with the rates that are new beside its own.
 
     Args:
-        device: the device.
         measured: the same with new rates of sparse products and attention in place of its own.
     """
     old = {rate.precision: rate for rate in device.matmul}

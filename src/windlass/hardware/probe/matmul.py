@@ -76,9 +76,6 @@ def converted_precisions(device: torch.device) -> frozenset[Precision]:
 
     Training never gains from one, and measuring it in full would take minutes. No accelerator has
     any.
-
-    Args:
-        device: the device that computes.
     """
     if device.type != "cpu":
         return frozenset()
@@ -109,7 +106,6 @@ def matmul_rates(
 
     Args:
         precision: precision of all operands.
-        watch: times the work.
         on_measured: called after each measurement.
         ways: heads and masks of the attention that is measured.
         is_converted: whether the processor has no products for it; few are measured then.
@@ -195,7 +191,6 @@ def fit_product(
     """The times of one role.
 
     Args:
-        role: the role.
         measured: products of at least four shapes.
         itemsize: bytes of an element.
     """
@@ -240,7 +235,6 @@ def _spare_term(used: Sequence[int], shares: Tensor) -> int:
     On a busy machine another term may take all of the FLOP's time: then it is that one.
 
     Args:
-        used: the terms.
         shares: time that each takes in the measurements together, `Float64[term]`.
     """
     others = [position for position, term in enumerate(used) if term != _FLOP_TERM]

@@ -75,8 +75,6 @@ def op_rates(
     """Rates of the single ops that transformers use.
 
     Args:
-        precision: precision of the inputs.
-        watch: times the work.
         on_measured: called after each measurement.
     """
     points: dict[str, list[Point]] = {}
@@ -220,7 +218,6 @@ def layer_overhead_seconds(watch: Stopwatch, launch: float) -> float:
     """Seconds of one pass of a block beyond its ops: the functional call and the autograd graph.
 
     Args:
-        watch: times the work.
         launch: seconds of one op, as `launch_seconds` returns them.
     """
     block = _SmallBlock().to(watch.device)

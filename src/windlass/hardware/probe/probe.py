@@ -89,7 +89,6 @@ def probe_machine(
 
     Raises:
         MachineError: something cannot be measured.
-        StorageError: the folder cannot take a file.
     """
     install_allocator()
     asked = sum(part not in leave for part in ATTENTION_WAYS)
@@ -194,8 +193,6 @@ def _measure_device(
     Args:
         bar: reports each measurement.
         process_costs: what a fresh process measured.
-        watch: times the work.
-        measured: the device.
         converted: precisions that the processor has no products for.
         ways: heads and masks of the attention that is measured.
     """

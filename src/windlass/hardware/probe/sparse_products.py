@@ -26,7 +26,6 @@ def sparse_product_rates(
 
     Args:
         precision: precision of all operands.
-        watch: times the work.
         on_measured: called after each shape of each side.
     """
     rates: list[SparseProductRate] = []

@@ -27,7 +27,6 @@ def write_small_files(identity: ModelIdentity, tokenizer: Path, folder: Path) ->
     A model that Hugging Face does not know has no configuration, and the tokenizer's stand alone.
 
     Args:
-        identity: the model.
         tokenizer: the `tokenizer.json` of its run.
         folder: receives the files.
 

@@ -21,7 +21,6 @@ def load_kept_code(graph: Graph, machine: str) -> KeptCode:
     """The code of a model that runs have compiled here; none if it is damaged or for elsewhere.
 
     Args:
-        graph: the model's graph.
         machine: the name that a request gives its machine.
     """
     if machine != HERE:

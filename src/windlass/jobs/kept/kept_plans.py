@@ -42,7 +42,6 @@ def plan_key(
 
     Args:
         request: as it was asked, before what it leaves open is decided.
-        graph: the model's graph.
         machine: with the stack that drives it, if that is not Windlass's own runtime.
         kept_code: compiled code of the model that earlier runs have left on the machine.
         data: how much there is to train on, where defaults follow from that.

@@ -66,7 +66,6 @@ def code_versions(
     None without a reason if the code is the same.
 
     Args:
-        good: a run folder.
         bad: another one.
     """
     try:

@@ -79,7 +79,6 @@ def metric_value(folder: Path, metric: str, steps: int) -> float:
     NaN where a run has no such number, or a loss that is not finite.
 
     Args:
-        folder: a run folder.
         metric: `loss` or `seconds`.
         steps: number of the last step that counts.
     """

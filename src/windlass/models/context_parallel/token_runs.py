@@ -20,7 +20,6 @@ def count_in_runs(
         count: how many numbers, a multiple of the number of runs.
         firsts: the first number of each run.
         device: where they are wanted.
-        dtype: their type.
     """
     length = count // len(firsts)
     runs = [torch.arange(first, first + length, device=device, dtype=dtype) for first in firsts]

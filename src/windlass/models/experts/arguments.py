@@ -44,7 +44,6 @@ def apply_expert_arguments(
     Args:
         config: the model before any change.
         arguments: those of `EXPERT_ARGUMENTS` that change.
-        width: the new width d.
     """
     if arguments.get("experts") == 0:
         return None

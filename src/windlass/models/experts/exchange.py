@@ -61,7 +61,6 @@ def divide_experts(layer: nn.Module, rank: ExpertParallelRank) -> nn.Module:
 
     Args:
         layer: the layer, on any device; not changed.
-        rank: the rank.
     """
     names = expert_parameters(layer)
     if rank.degree == 1 or not names:
@@ -91,7 +90,6 @@ class TokenExchange:
         Args:
             rows: `Float[n d]`, sorted by expert; those without an expert come last and give 0.
             counts: rows of each of all E experts, `Int[E]`.
-            experts: the experts of this rank.
         """
         if rows.is_meta:
             return torch.empty_like(rows)  # where nothing is counted, only the shape is wanted

@@ -25,7 +25,6 @@ def exchange_counts(sent: Tensor, group: str) -> tuple[Tensor, Tensor]:
 
     Args:
         sent: rows of each expert, rank by rank, `Int[e l]`.
-        group: name of the ranks' process group.
 
     Returns:
         The rows that arrive, `Int[e l]`, and in the host's memory how many go to each rank and come
@@ -44,7 +43,6 @@ def send_rows(rows: Tensor, came: Tensor, sizes: Tensor, group: str) -> tuple[Te
         rows: `Float[n d]`, sorted by expert; those without an expert come last and stay.
         came: as `exchange_counts` gives it.
         sizes: as `exchange_counts` gives it.
-        group: name of the ranks' process group.
     """
     by_expert = _expert_of_rows(came, sizes).argsort(stable=True)
     return _sent(rows, by_expert, sizes, group), by_expert
@@ -60,8 +58,6 @@ def return_rows(
         results: `Float[u d]`, in the order of experts.
         by_expert: as `send_rows` gives it.
         sizes: as for `send_rows`.
-        rows: n.
-        group: name of the ranks' process group.
     """
     in_order = torch.empty_like(results).index_copy_(0, by_expert, results)
     back = _exchanged(in_order, sizes.flip(0), group)

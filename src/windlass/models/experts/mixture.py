@@ -35,7 +35,6 @@ class Exchange(Protocol):
         Args:
             rows: `Float[n*k d]`, sorted by expert; those without an expert come last.
             counts: rows of each of all E experts, `Int[E]`.
-            experts: the experts of this rank.
         """
 
 

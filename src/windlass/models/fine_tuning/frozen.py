@@ -13,7 +13,6 @@ def freeze_weights(model: nn.Module, name: str, patterns: Iterable[str]) -> None
 
     Args:
         model: the model, some of whose weights may be frozen already.
-        name: its name in messages.
         patterns: patterns of full names of weights, in which `*` matches anything.
 
     Raises:
@@ -40,7 +39,6 @@ def matching_weights(
     Args:
         names: full names of all weights of the model.
         pattern: a pattern of them, in which `*` matches anything.
-        model: the model's name in messages.
         setting: the key of a request that the pattern comes from.
         example: a name that the message gives as an example.
 

@@ -123,10 +123,8 @@ def add_adapters(
 
     Args:
         model: a sequence of layers, on the meta device or with real weights.
-        name: the model's name in messages.
         layers: names of the layers in order; those between the first and the last are blocks.
         request: rank, scale, which layers, and which other weights are trained.
-        seed: random seed of all weights of the model.
 
     Raises:
         ModelError: a pattern matches nothing, or a linear layer without its usual product; experts

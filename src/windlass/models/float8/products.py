@@ -41,7 +41,6 @@ def float8_linear(x: Tensor, weight: Tensor, split: FeatureSplit | None = None) 
     """`x W^T` with factors in float8, `[... out]`.
 
     Args:
-        x: `[... in]`.
         weight: `[out in]`.
         split: which of the features are a part of those of all ranks; None if none are.
     """

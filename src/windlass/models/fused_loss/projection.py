@@ -65,7 +65,6 @@ def can_fuse_loss(layer: nn.Module, width: int) -> bool:
 
     Args:
         layer: the last layer of a model, on any device; it runs on fake tensors.
-        width: features of the layer's input.
     """
     path, projection = _last_linear(layer)
     if path is None or projection is None or has_own_loss(layer):

@@ -130,7 +130,6 @@ def export_layout(
     """How a model is written: as its own folder has it, or as the type that has its shape.
 
     Args:
-        config: the model's configuration.
         tied: full name of each tied parameter, and that of its owner.
         tokenizer: the `tokenizer.json` of a model that has no folder of its own; None writes none.
         special_tokens: id and text of the special tokens of such a model, by names such as
@@ -181,7 +180,6 @@ def _with_own_keys(
     """The content of a `config.json` with all that the file said which the model came from.
 
     Args:
-        own: that file's content.
         family: the type that the model is written as.
         content: what says its shape.
         config: its configuration, which may be of another shape than the file's.

@@ -160,12 +160,7 @@ class Family:
         )
 
     def leaves_out(self, name: str, config: object) -> bool:
-        """Whether a tensor is of another head than that of a model of text classes.
-
-        Args:
-            name: of a tensor.
-            config: the model.
-        """
+        """Whether a tensor is of another head than that of a model of text classes."""
         beginning = self.unread_beside_classes
         has_classes = getattr(config, "text_classes", None) is not None
         return has_classes and beginning is not None and name.startswith(beginning)

@@ -38,7 +38,6 @@ def image_part(config: ModelConfig, part: str) -> int | list[int] | None:
     """The channels or the sides of the images that a model takes; None if it takes tokens.
 
     Args:
-        config: the model.
         part: `channels`, or `side`, which is one number if height and width are equal.
     """
     if config.image is None:
@@ -51,9 +50,6 @@ def image_part(config: ModelConfig, part: str) -> int | list[int] | None:
 
 def class_names(name: str) -> tuple[str, ...] | None:
     """The names of the classes of a Hugging Face model in order; None if they have no own names.
-
-    Args:
-        name: of any model.
 
     Raises:
         ModelError: a Hugging Face folder cannot be read.
@@ -72,6 +68,5 @@ def count_names(values: Mapping[str, Any], key: str) -> int | None:
 
     Args:
         values: a file's values, by keys with dots.
-        key: the table's key.
     """
     return sum(name.startswith(f"{key}.") for name in values) or None

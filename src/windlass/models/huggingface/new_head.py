@@ -40,8 +40,6 @@ def with_classes(content: bytes, config: ModelConfig, family: Family) -> bytes:
 
     Args:
         content: the file of the folder that the weights are from.
-        config: the configuration.
-        family: its rules.
     """
     values, count = json.loads(content), classes_of(config)
     rules = [rule for rule in family.fields.values() if rule.names_each is not None]

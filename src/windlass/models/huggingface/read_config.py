@@ -161,8 +161,6 @@ def config_from_values(
 
     Args:
         family: the family of its `model_type`.
-        content: the file.
-        name: the model's name.
         source: where the numbers come from.
 
     Returns:

@@ -78,12 +78,7 @@ class TensorNames:
         return self.order_rows(parameter, tensor)
 
     def order_rows(self, parameter: str, value: Tensor) -> Tensor:
-        """A tensor with a row for each of a parameter's, from the order of the joined sources.
-
-        Args:
-            parameter: its full name.
-            value: `[rows ...]`.
-        """
+        """A tensor with a row for each of a parameter's, from the order of the joined sources."""
         layout = self.family.rule(parameter)[0].layout
         return value if layout in _UNORDERED else value[_row_order(layout, self.transformer)]
 
@@ -105,7 +100,6 @@ class TensorNames:
         A source that two parameters share is given as the half of this parameter.
 
         Args:
-            parameter: its full name.
             value: `[rows columns]` or `[rows]`; on the meta device only shapes are right.
         """
         return self.split_rows(parameter, value.t() if self.is_transposed(parameter) else value)
@@ -114,7 +108,6 @@ class TensorNames:
         """The sources of a parameter with their parts of a tensor that has a row for each of its.
 
         Args:
-            parameter: its full name.
             value: `[rows ...]`; on the meta device only shapes are right.
         """
         layout = self.family.rule(parameter)[0].layout
@@ -156,8 +149,6 @@ def names_in_folder(family: Family, config: ModelConfig, stored: Collection[str]
     """The names that a folder has for a model's tensors.
 
     Args:
-        family: the model's family.
-        config: its sizes.
         stored: all names in the folder.
     """
     older = tuple(family.older_names.values())

@@ -44,7 +44,6 @@ class WeightPlace(Document):
 
         Args:
             first: its first element.
-            shape: shape that the part has.
         """
         size = self.torch_dtype.itemsize
         begin, end = first * size, (first + prod(shape)) * size

@@ -49,7 +49,6 @@ def hidden_documents(queries: Tensor, keys: Tensor, dtype: torch.dtype) -> Tenso
     Args:
         queries: the document of each token that sees, of one row.
         keys: the document of each token that is seen.
-        dtype: type of the scores.
     """
     apart = queries[:, None] != keys[None]
     return torch.zeros_like(apart, dtype=dtype).masked_fill(apart, float("-inf"))

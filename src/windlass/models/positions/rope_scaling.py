@@ -51,7 +51,6 @@ class RopeScaling:
         With `llama3` it grows with the angle's speed, with `yarn` with the index of the feature.
 
         Args:
-            width: features that are rotated.
             base: base of the speeds `base ** (-index / width)`, where indices are even.
         """
         if self.type == "llama3":

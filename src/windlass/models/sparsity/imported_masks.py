@@ -54,9 +54,6 @@ def put_masks(layer: nn.Module, name: str, path: Path, *, seed: int) -> None:
 
     Args:
         layer: a layer with real weights.
-        name: its name in the stack.
-        path: the file.
-        seed: random seed of all weights of the model.
 
     Raises:
         ModelError: the file cannot be read.

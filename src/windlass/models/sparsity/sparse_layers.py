@@ -44,13 +44,10 @@ def make_sparse(model: nn.Module, name: str, request: SparsityRequest, *, seed: 
         model: a sequence of layers. On the meta device its sparse layers draw masks and weights
             later; otherwise they keep their weights where the mask does, and the mask depends on
             the seed and the layer's full name alone.
-        name: the model's name in messages.
         request: which layers, and what is absent in them; those of a dense leg stay as they are.
-        seed: random seed of all weights of the model.
 
     Raises:
         ModelError: what cannot be, with a way out.
-        InputErrors: several such faults.
     """
     for path, sparse in _sparse_layers(model, name, request).items():
         linear = _linear(model.get_submodule(path))
@@ -75,7 +72,6 @@ def _sparse_layers(
 
     Raises:
         ModelError: what cannot be, with a way out.
-        InputErrors: several such faults.
     """
     if request.mask is not None:
         if sparsity_of_leg(request) is None:
@@ -142,7 +138,6 @@ def _selected_roles(
 
     Raises:
         ModelError: none is selected, or one that cannot be sparse.
-        InputErrors: several such faults.
     """
     known = dict(_known_roles(model))
     if request.module_patterns is None:

@@ -96,7 +96,6 @@ def shard_layer(
 
     Args:
         layer: the full layer, on any device, for which `sharding_errors` is empty; not changed.
-        sharding: rules of the layer.
         tp_rank: the rank. Its process groups are looked up only when the tensors are real.
         last: whether the loss follows the layer.
     """

@@ -140,8 +140,6 @@ def param_shards(
 
     Args:
         layer: the full layer, on any device.
-        sharding: rules of the layer.
-        tp_rank: the rank.
 
     Returns:
         Parts by the parameter's name inside the layer.
@@ -295,9 +293,7 @@ def inner_shard(
 
     Args:
         layer: the full layer, on any device.
-        sharding: rules of the layer.
         path: path of a sharded module or setting.
-        tp_rank: the rank.
     """
     region = sharding.enclosing_region(path)
     in_grid = tp_rank.columns > 1 and region is not None

@@ -199,7 +199,6 @@ def parse_sharding_rule(pattern: str, text: str) -> ShardingRule:
 
     Args:
         pattern: pattern of module names that the rule is for, for error messages.
-        text: the rule.
 
     Raises:
         ModelError: the text is not a rule.
@@ -235,7 +234,6 @@ def resolve_sharding(
 
     Args:
         layer: a layer on any device.
-        name: name of the layer in the stack.
         rules: rules by pattern of full names, `*` for one name between dots; they override those
             that modules define themselves, and later ones override earlier ones.
         is_first: whether the layer takes what the data give.

@@ -18,7 +18,6 @@ def find_blocks(module: nn.Module, name: str) -> dict[str, nn.Module]:
 
     Args:
         module: the model, on any device.
-        name: its name in messages.
 
     Raises:
         ModelError: it has no list of like modules, or several large ones.

@@ -35,7 +35,6 @@ def cut_module(
 
     Args:
         module: a module with a list of blocks, on any device; it is not changed.
-        name: its name in messages.
         call: how it is called; None finds it in the signature of its forward pass.
         examples: shape of one input that is no token, if no call is given.
 

@@ -38,7 +38,6 @@ def prove_layers(
 
     Args:
         module: the module, which is run without dropout.
-        name: its name in messages.
         layers: its layers with their names, which share its parameters.
         call: how it is called.
         targets: name of the argument of its forward pass that takes targets, if it has one.

@@ -99,8 +99,6 @@ class Skeleton:
         """The hidden state that arrives at the next block, or after the last one.
 
         Args:
-            block: runs the block.
-            index: its index.
             x: the hidden state before it.
             token_ranks: ranks of which each has an equal part of the sequence.
         """
@@ -135,7 +133,6 @@ class Skeleton:
 
         Args:
             parts: modules with weights, and other weights, by their path in the model.
-            x: the hidden state.
         """
 
         def fill(blocks: tuple[Frame, ...]) -> None:

@@ -82,10 +82,6 @@ def require_transformers(what: str) -> None:
 def call_of_module(module: nn.Module, name: str) -> ModelCall | None:
     """How a user's module is called, if it is one of transformers; it is prepared for that.
 
-    Args:
-        module: any module.
-        name: its name in messages.
-
     Raises:
         ModelError: it has no list of blocks.
     """
@@ -101,7 +97,6 @@ def model_call(model: Any, blocks: int) -> ModelCall:  # noqa: ANN401
     """How a model of transformers is called.
 
     Args:
-        model: the model.
         blocks: how many blocks it has.
     """
     config = model.config

@@ -111,7 +111,6 @@ def transformers_layout(
 
     Args:
         name: `hf:DIR`, or `hf:DIR/config.json`.
-        stack: its layers.
         tokenizer: the `tokenizer.json` of a model that has no folder of its own; None writes none.
         special_tokens: ids and texts of such a model's tokens, by their roles.
 

@@ -94,7 +94,6 @@ class StoredGroup:
         """Weights by their names in the model.
 
         Args:
-            model: the model.
             tensors: the stored tensors by name, on any device.
         """
         transform = copy.deepcopy(self.transform)
@@ -116,7 +115,6 @@ def open_stored(
 
     Args:
         model: the model on the meta device.
-        folder: has the files.
         names: names in the model of all parameters and buffers of the stack, by theirs.
         tied: full names in the stack of tied parameters, with those of their owners.
 

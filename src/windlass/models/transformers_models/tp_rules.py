@@ -34,7 +34,6 @@ def with_model_rules(stack: LayerStack, model: Any) -> LayerStack:  # noqa: ANN4
 
     Args:
         stack: the model's layers, whose blocks are told their rules.
-        model: a model of transformers.
     """
     plan = getattr(model.config, "base_model_tp_plan", None) or {}
     prefix = f"{model.base_model_prefix}." if model.base_model is not model else ""
@@ -65,9 +64,7 @@ def _rules(block: nn.Module, styles: Mapping[str, str], head: int) -> dict[str, 
     """The rules of one block, by path in it.
 
     Args:
-        block: the block.
         styles: those of its modules and weights in the model's plan, by path in it.
-        head: width of a head.
     """
     rules: dict[str, ShardingRule] = {}
     for name, child in block.named_children():

@@ -44,7 +44,6 @@ def advise(
     Args:
         space: what is open.
         infeasible: the plans that come nearest to fitting, nearest first.
-        budget_bytes: device memory budget.
         closest: the plan in phases that comes nearest to fitting; None if there is none.
         looks_for_changes: whether to search for changes that would make it fit.
     """

@@ -67,7 +67,6 @@ def alternatives(
         request: what was asked.
         graph: captured from the request's model.
         machine: the machine that was asked for.
-        budget_bytes: device memory budget.
         base: predicted seconds a token against which a change's cost is stated.
         count: how many changes are wanted.
 

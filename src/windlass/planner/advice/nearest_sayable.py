@@ -34,7 +34,6 @@ def with_nearest(
 
     Args:
         faults: what is wrong with the request.
-        request: what is asked for.
         graph: the model, with the shards that the request leaves open.
         machine: driven by the stack.
     """

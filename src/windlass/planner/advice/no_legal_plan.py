@@ -29,7 +29,6 @@ def no_legal_plan(space: PlanSpace, budget_bytes: int) -> WindlassError:
 
     Args:
         space: what is open; it has no plan.
-        budget_bytes: device memory budget.
     """
     machine, pins = space.machine, dict(request_pins(space.request))
     faults = tuple(_size_faults(space))

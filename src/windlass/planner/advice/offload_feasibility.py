@@ -64,7 +64,6 @@ def tier_shortages(
     Args:
         bases: plans without phases, in every precision that is open.
         graph: a graph of at least 2 layers.
-        machine: the machine of the plans.
     """
     # The larger the first phase, the fewer gradients are offloaded. If two phases lack room on a
     # tier, so does any other number of phases.

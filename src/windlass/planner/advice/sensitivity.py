@@ -53,7 +53,6 @@ def sensitivities(
     simulated step spends on its terms.
 
     Args:
-        space: space that the plan belongs to.
         plan: a plan with all layers on the device.
         by_term: seconds of the plan's simulated step by term.
     """

@@ -166,7 +166,6 @@ class OpenChoices:
         """Sharding degrees of parameters and optimizer state among this many replicas.
 
         Args:
-            replicas: the replicas.
             expert: expert-parallel degree, of which a sharding degree is a divisor or a multiple.
         """
         pins, can = self.request.sharding, self._can
@@ -230,13 +229,7 @@ class OpenChoices:
         )  # fmt: skip
 
     def divides_experts(self, degree: int | None, data: int, context: int | None = None) -> bool:
-        """Whether so many of all replicas can divide experts.
-
-        Args:
-            degree: the replicas that divide experts.
-            data: data-parallel degree.
-            context: context-parallel degree.
-        """
+        """Whether so many of all replicas can divide experts."""
         degree, context = degree or 1, context or 1
         is_even = not (degree % context and context % degree)
         return degree == 1 or (is_even and not (data * context % degree or self._whole_state))

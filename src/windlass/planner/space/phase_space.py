@@ -132,8 +132,6 @@ def with_state_on(plan: Plan, tier: str, *, activations: bool) -> Plan:
     """The plan with its state offloaded to a tier.
 
     Args:
-        plan: a plan in phases.
-        tier: name of the tier.
         activations: whether activations are offloaded too between forward and backward.
     """
     offload = Offload(
@@ -207,8 +205,6 @@ class OffloadedState:
 
         Args:
             base: what the plans share.
-            table: the plans.
-            tier: the tier of their state.
             outputs: bytes of activations that are offloaded there too, `[phase]`; None leaves
                 them in device memory.
         """

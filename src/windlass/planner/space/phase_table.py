@@ -56,13 +56,7 @@ class PhaseTable:
 
     @classmethod
     def of(cls, plan: Plan, stages: Sequence[tuple[Stage, ...]], graph: Graph) -> "PhaseTable":
-        """The table of a plan with other stages.
-
-        Args:
-            plan: a plan that offloads parameters.
-            stages: the stages in its place.
-            graph: the graph that it partitions.
-        """
+        """The table of a plan with other stages."""
         ranks = plan.parallel.pipeline
         rows = [
             (

@@ -72,7 +72,6 @@ def every_tensor_degree(request: ResolvedRequest, machine: Machine) -> tuple[int
     """All tensor-parallel degrees above 1, in all grids that divide the sequence equally.
 
     Args:
-        request: leaves the degree open.
         machine: has at least as many devices as the largest of them takes.
     """
     return tuple(

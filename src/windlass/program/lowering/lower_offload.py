@@ -54,7 +54,6 @@ def lower_offloaded_stage(
 
     Args:
         plan: a valid plan with offloaded parameters.
-        graph: the plan's full graph.
         stage: index of the stage.
     """
     lowering = _OffloadedStage(plan, graph, stage)

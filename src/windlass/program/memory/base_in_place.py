@@ -12,10 +12,6 @@ def reads_base_in_place(plan: Plan, graph: Graph) -> bool:
 
     They must become the plan's numbers without rounding. Tensor-parallel ranks have parts of
     weights that are in no order of a file.
-
-    Args:
-        plan: the plan.
-        graph: the plan's full graph.
     """
     if graph.base is None or not plan.is_offloaded("parameters"):
         return False

@@ -45,10 +45,8 @@ def disk_usage(
 
     Args:
         plan: a plan with one stage.
-        graph: the plan's full graph.
         settings: how often a run saves, and how many checkpoints it keeps.
         steps_done: steps done before the run continues.
-        checkpoints_present: checkpoints that exist already.
     """
     saves = (
         checkpoints_present

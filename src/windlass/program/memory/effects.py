@@ -118,7 +118,6 @@ class InstructionEffects:
         """The effect of an instruction.
 
         Args:
-            instruction: an instruction of this stage.
             sums: gradients that exist already; the first backward pass makes them.
 
         Raises:
@@ -146,12 +145,7 @@ class InstructionEffects:
         return self._micro_batch_effect(kind, layer, micro_batch, sums)
 
     def signature(self, instruction: Instruction, sums: AbstractSet[TensorId]) -> Hashable:
-        """What the bytes of an effect depend on; equal layers between equal neighbours share one.
-
-        Args:
-            instruction: an instruction of this stage.
-            sums: gradients that exist already.
-        """
+        """What the bytes of an effect depend on; equal layers between equal neighbours share one."""
         kind, layer, micro_batch = instruction
         if layer is None:
             return kind

@@ -14,7 +14,6 @@ def evaluation_bytes(plan: Plan, graph: Graph) -> int:
 
     Args:
         plan: states micro-batch and sequence.
-        graph: the graph of its model.
     """
     sizes = plan_layer_sizes(plan, graph)
     inputs = (0, *(each.output for each in sizes[:-1]))

@@ -39,7 +39,6 @@ def memory_by_layer(
     Args:
         program: one device's program.
         plan: the plan that it was lowered from.
-        graph: the plan's full graph.
 
     Returns:
         By layer, the instructions that change what it takes, in order. The first entry is what it

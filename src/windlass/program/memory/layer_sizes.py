@@ -128,8 +128,6 @@ def plan_layer_sizes(plan: Plan, graph: Graph, tensor_rank: int = 0) -> tuple[La
     """Sizes of every layer under a plan, computed once for each layer kind.
 
     Args:
-        plan: the plan.
-        graph: the plan's full graph.
         tensor_rank: tensor-parallel rank; rank 0 has the largest shard.
     """
     kinds = rank_kinds(plan, graph, tensor_rank)
@@ -151,8 +149,6 @@ def layer_kind_sizes(plan: Plan, kind: LayerKind, *, selective: bool = False) ->
     """Sizes of any layer of one kind, full or tensor-parallel shard, under a plan.
 
     Args:
-        plan: the plan.
-        kind: the layer kind.
         selective: whether the layer is recomputed selectively.
     """
     cost = kind.cost(plan.precision, compiled=plan.compile, selective=selective)
@@ -181,7 +177,6 @@ def layer_kind_state_sizes(plan: Plan, kind: LayerKind) -> StateSizes:
     """Model state sizes of any layer of one kind under a plan.
 
     Args:
-        plan: the plan.
         kind: the layer kind: full, a tensor-parallel shard, or with one rank's experts.
     """
     sizes, *experts = (_state_sizes(*part) for part in _kind_parts(plan, kind))

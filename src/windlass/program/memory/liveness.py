@@ -53,7 +53,6 @@ def memory_profile(
     Args:
         program: one device's program.
         plan: the plan that it was lowered from.
-        graph: the plan's full graph.
         runtime_bytes: memory of the process before it allocates any tensor.
     """
     effects = InstructionEffects(plan, graph, mesh_coord(program.device, plan.parallel).stage)

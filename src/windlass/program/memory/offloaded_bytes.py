@@ -27,9 +27,6 @@ def offloaded_bytes_by_tier(
     what is read in the files of a base.
 
     Args:
-        plan: the plan.
-        graph: the plan's full graph.
-        stage: pipeline stage of the device.
         sizes: sizes of the plan's layers, where they are known; None counts them.
     """
     tiers: dict[str, dict[OffloadClass, int]] = {}

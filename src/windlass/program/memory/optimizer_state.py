@@ -9,7 +9,6 @@ def master_weight_errors(optimizer: OptimizerName, precision: Precision | None) 
     """Why an optimizer cannot update weights without float32 masters.
 
     Args:
-        optimizer: the optimizer.
         precision: precision that layers compute in; None if it is open.
     """
     if precision != "bfloat16":

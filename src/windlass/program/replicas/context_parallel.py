@@ -59,8 +59,6 @@ def context_run_errors(degree: int, graph: Graph, tensor: int, sequence: int) ->
     """What this version does not run beside context parallelism; other stacks may.
 
     Args:
-        degree: context-parallel degree.
-        graph: the full graph of the model.
         tensor: tensor-parallel degree, or grid.
         sequence: tokens of a sequence.
     """
@@ -101,7 +99,6 @@ def exchanged_bytes(cost: LayerCost, plan: Plan) -> float:
 
     Args:
         cost: the layer's cost under the plan.
-        plan: the plan.
     """
     own = key_value_bytes(cost).at(micro_of_rank(plan), plan.batch.sequence)
     return ((plan.parallel.context or 1) - 1) * own
@@ -127,7 +124,6 @@ def _gathered_cost(cost: LayerCost, degree: int, experts: int, *, again: bool) -
 
     Args:
         cost: the cost of one rank that has all of them.
-        degree: context-parallel degree.
         experts: number E of experts of a mixture in it.
         again: whether keys and values are gathered again as backward begins, in place of being kept
             from the forward pass.
@@ -183,8 +179,6 @@ def _with_counts(ops: tuple[Op, ...], degree: int, experts: int, width: int) -> 
     gradient of a router's scores, which has that of the balance loss, it is summed.
 
     Args:
-        ops: the ops of a pass.
-        degree: context-parallel degree.
         experts: number E of experts.
         width: bytes of a number in such a sum.
     """

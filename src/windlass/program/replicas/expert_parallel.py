@@ -51,8 +51,6 @@ def same_expert_ranks(
 
     Args:
         group: gives the group of a replica, were there no others.
-        data_rank: the replica.
-        plan: the plan.
     """
     degree = plan.parallel.expert_degree
     block, own = divmod(data_rank, degree)
@@ -127,8 +125,6 @@ def rank_kinds(plan: Plan, graph: Graph, tensor_rank: int = 0) -> dict[str, Laye
     """The layer kinds that a rank of a plan computes: its shard, its experts, its tokens.
 
     Args:
-        plan: the plan.
-        graph: the plan's full graph.
         tensor_rank: tensor-parallel rank; rank 0 has the largest shard.
     """
     parallel = plan.parallel
@@ -189,7 +185,6 @@ def _with_exchange(
     Args:
         ops: the ops of a rank that has all experts.
         sent: bytes of the vectors that all tokens send to their experts.
-        degree: expert-parallel degree.
         counts: numbers of rows that the ranks tell each other first, one for each expert.
     """
     places = [index for index, op in enumerate(ops) if op.name in _EXPERT_PRODUCTS]

@@ -55,7 +55,6 @@ def communication_traces(
     Args:
         programs: the programs, by global rank.
         plan: the plan that they were lowered from.
-        graph: the plan's full graph.
 
     Raises:
         PlanError: a message is of a layer at no boundary of its stage.

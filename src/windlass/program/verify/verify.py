@@ -47,7 +47,6 @@ def verify_programs(
     Args:
         programs: the programs, by global rank.
         plan: the plan that they were lowered from.
-        graph: the plan's full graph.
         capacities: bytes that each tier has for tensors, without what the process itself takes; a
             tier that is not named is not checked.
 
@@ -99,7 +98,6 @@ def _verify_work(
     """All due work is done once, in whatever order, and nothing else.
 
     Args:
-        program: the program.
         due: the instructions that must run.
         optional: kinds and layers that may run besides, however often.
     """

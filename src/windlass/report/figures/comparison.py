@@ -51,7 +51,6 @@ def machine_comparison_figure(forecasts: Sequence[MachineForecast], heading: str
 
     Args:
         forecasts: one request on several machines.
-        heading: the request in words.
     """
     bars = [
         _Bar(
@@ -75,7 +74,6 @@ def batch_comparison_figure(forecasts: Sequence[MachineForecast], heading: str) 
 
     Args:
         forecasts: one machine with several global batches.
-        heading: the request in words.
     """
     bars = []
     for forecast in forecasts:

@@ -95,7 +95,6 @@ def _panel(
     Args:
         panel: what it shows.
         sparsities: places on the horizontal axis, which are equally far apart.
-        left: its left end.
         place: its top and its height.
     """
     top, tall = place

@@ -267,11 +267,8 @@ def _loops(
     """A narrow ring along the blocks of each group, with a dot at each replica.
 
     Args:
-        layout: the layout of the figure.
-        groups: groups of replicas.
         first_rail: coordinate of the first ring: x beside the blocks, or y above or below them.
         side: direction in which further rings lie, 1 or -1.
-        colour: colour of the rings.
         dashes: SVG dash pattern of their lines.
     """
     rails: list[float] = []

@@ -87,10 +87,8 @@ def line_chart(
     """SVG chart; empty series are left out, and without any series the frame stays empty.
 
     Args:
-        name: accessible name of the chart.
         series: lines, drawn in this order.
         axes: names, units and ranges.
-        reference_lines: horizontal lines, drawn below the series.
     """
     shown = [thin for one in series if (thin := _thinned(one)).xs]
     frame = _frame(shown, axes, reference_lines)

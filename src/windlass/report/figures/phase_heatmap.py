@@ -114,7 +114,6 @@ def colour_scale(name: str, darkest: str) -> Iterator[str]:
 
     Args:
         name: of what is drawn, with its lowest value.
-        darkest: the value of the darkest colour.
     """
     x = _WIDTH - _RIGHT - 330
     yield text_label(x - 8, 20, name, text_anchor="end")

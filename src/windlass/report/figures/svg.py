@@ -105,7 +105,6 @@ def element(tag: str, content: str = "", **attributes: str | float) -> str:
     """An SVG element with escaped attributes; `content` is markup that is escaped already.
 
     Args:
-        tag: name of the element.
         content: markup within it.
         **attributes: an underscore becomes a dash; one at the end is dropped (`class_`).
     """
@@ -136,8 +135,6 @@ def legend(entries: Sequence[tuple[str, str]], x: float, y: float) -> str:
 
     Args:
         entries: name and CSS colour of each entry.
-        x: left end.
-        y: baseline of the text.
     """
     parts = []
     for name, colour in entries:
@@ -154,14 +151,7 @@ def legend_width(entries: Sequence[tuple[str, str]]) -> float:
 
 
 def svg_document(content: str, width: float, height: float, name: str) -> str:
-    """An SVG element that scales with the page.
-
-    Args:
-        content: markup inside it.
-        width: width of the coordinate system.
-        height: height of the coordinate system.
-        name: accessible name of the figure.
-    """
+    """An SVG element that scales with the page."""
     return element(
         "svg", content, xmlns="http://www.w3.org/2000/svg", viewBox=f"0 0 {width:g} {height:g}",
         role="img", aria_label=name,
@@ -175,13 +165,7 @@ def svg_size(svg: str) -> tuple[float, float]:
 
 
 def with_heading(svg: str, heading: str, subtitle: str) -> str:
-    """A drawing as a standalone SVG file with a heading and a subtitle.
-
-    Args:
-        svg: the drawing.
-        heading: title of the figure.
-        subtitle: a line of text below the title.
-    """
+    """A drawing as a standalone SVG file with a heading and a subtitle."""
     width, height = svg_size(svg)
     inside = svg.partition(">")[2].removesuffix("</svg>")
     parts = (

@@ -65,7 +65,6 @@ def sweep_figure(
         axes: the keys of the space, then the objectives.
         lines: the trials; the best is drawn last, and so in front.
         importance: share of the spread that each key explains, the largest first; may be empty.
-        heading: the sweep in words.
     """
     parts = [*_lines(axes, lines), *_axes(axes)]
     height = _TOP + _HEIGHT + 20

@@ -76,7 +76,6 @@ def draw_timeline(lanes: Sequence[tuple[str, DeviceTimeline]], name: str) -> str
 
     Args:
         lanes: name and timeline of each lane.
-        name: accessible name of the figure.
     """
     end = max((max(lane.ends, default=0.0) for _, lane in lanes), default=0.0) or 1.0
     unit = seconds_unit(end)

@@ -24,10 +24,7 @@ def plan_notebook(plan: Plan, graph: Graph, prediction: Prediction, *, steps: in
     """A plan and its prediction, with the waterfall of its step time.
 
     Args:
-        plan: the plan.
-        graph: the model's graph.
         prediction: what it is predicted to cost.
-        steps: steps of the run.
     """
     tables = (plan_table(plan, graph), prediction_table(prediction, plan=plan, steps=steps))
     return _html(*tables) + _image(step_time_waterfall(prediction))

@@ -47,7 +47,6 @@ def plan_table(
     """A plan in words, one row for each of its parts.
 
     Args:
-        plan: the plan.
         graph: the model's graph; None leaves out its row.
         defaults: what was chosen where the request left batch, sequence or steps open.
         idle: why the plan leaves devices idle; None if it does not.

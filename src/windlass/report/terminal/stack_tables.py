@@ -19,7 +19,6 @@ def stacks_table(stacks: Sequence[Stack], width: int = 80) -> RenderableType:
     """What each stack is and can do, and how well its predictions are known.
 
     Args:
-        stacks: the stacks.
         width: columns of the terminal; on a narrow one, all but the name is in one column.
     """
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))

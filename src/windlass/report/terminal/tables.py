@@ -32,7 +32,6 @@ def titled_table(title: str, *columns: str, stays_whole: Callable[[str], bool]) 
 
     Args:
         title: what stands above it.
-        columns: names of its columns.
         stays_whole: whether the cells of a column are never wrapped.
     """
     table = Table(

@@ -33,7 +33,6 @@ def describe_verdict(result: VerificationResult, reference: str = "one device") 
     """`equal to one device over 3 steps: largest error 6e-16 (loss), tolerance 1e-09`.
 
     Args:
-        result: the comparison.
         reference: what the run was compared with.
     """
     steps = f"{result.steps} step{'s' if result.steps > 1 else ''}"

@@ -112,20 +112,12 @@ class AsyncSaver:
         self._saved[layer].wait()
 
     def raise_if_failed(self) -> None:
-        """Raises the error of a save that has ended; never waits.
-
-        Raises:
-            StorageError: the disk is full or read-only.
-        """
+        """Raises the error of a save that has ended; never waits."""
         if self._pending is not None and self._pending.done():
             self.finish()
 
     def finish(self) -> None:
-        """Waits until the save under way, if any, is on the disk.
-
-        Raises:
-            StorageError: the disk is full or read-only.
-        """
+        """Waits until the save under way, if any, is on the disk."""
         pending, self._pending = self._pending, None
         if pending is None:
             return

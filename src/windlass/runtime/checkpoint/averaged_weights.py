@@ -35,7 +35,6 @@ def evaluation_checkpoint(
 
     Raises:
         CheckpointError: a shard is missing or of another model, or no average is kept.
-        StorageError: the disk is full.
     """
     averaging = checkpoint.manifest.averaging
     if ema and (averaging is None or not averaging.is_kept):

@@ -190,8 +190,6 @@ def part_file(path: Path, rank: int, number: int) -> Path:
     """The file with some rectangles of a layer's tensors, one of each, beside the layer's file.
 
     Args:
-        path: the layer's file.
-        rank: the rank that has them.
         number: which of its files.
     """
     return path.with_name(f"{path.stem}.part-{rank}-{number}{path.suffix}")
@@ -296,9 +294,6 @@ def link_checkpoint(source: Checkpoint, folder: Path, manifest: Manifest) -> Che
 
     Args:
         folder: the other run's folder of checkpoints; created if missing.
-
-    Raises:
-        StorageError: the disk is full, or the folder is not writable.
     """
     path = folder / checkpoint_name(manifest.step)
     temporary = folder / f".{path.name}.tmp"

@@ -35,7 +35,6 @@ def export_gguf(
         RequestError: the package `gguf` is not installed.
         CheckpointError: the checkpoint is damaged or belongs to another model.
         ModelError: a weight is too large for the type that it is written in.
-        StorageError: the disk is full or not writable.
     """
     try:
         import gguf

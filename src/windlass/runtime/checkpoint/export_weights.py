@@ -25,7 +25,6 @@ def export_weights(checkpoint: Checkpoint, stack: LayerStack, to: Path) -> None:
 
     Raises:
         CheckpointError: the checkpoint is damaged or belongs to another model.
-        StorageError: the disk is full or not writable.
     """
     with torch.device("meta"):
         shapes = {
@@ -67,7 +66,6 @@ def export_masks(checkpoint: Checkpoint, stack: LayerStack, to: Path) -> int:
     Raises:
         CheckpointError: the checkpoint is damaged or belongs to another model, or no layer is
             sparse.
-        StorageError: the disk is full or not writable.
     """
     masks: dict[str, LayerMask] = {}
     for index, (layer_name, layer) in enumerate(zip(stack.names, stack.layers, strict=True)):

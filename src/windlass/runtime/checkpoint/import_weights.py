@@ -30,7 +30,6 @@ def import_weights(stack: LayerStack, folder: Path, manifest: Manifest) -> Check
 
     Raises:
         ModelError: a file with weights cannot be read.
-        StorageError: the disk is full, or the folder is not writable.
     """
     path = folder / checkpoint_name(manifest.step)
     temporary = folder / f".{path.name}.tmp"

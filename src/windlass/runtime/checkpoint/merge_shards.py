@@ -47,7 +47,6 @@ def merge_shards(checkpoint: Checkpoint, stack: LayerStack, into: Path) -> Check
 
     Raises:
         CheckpointError: a shard is missing or belongs to another model.
-        StorageError: the disk is full.
     """
     shutil.rmtree(into, ignore_errors=True)
     if not (is_sharded(checkpoint.manifest) or part_files(checkpoint.manifest)):

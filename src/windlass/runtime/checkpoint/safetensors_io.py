@@ -110,9 +110,6 @@ def stream_tensors(path: Path, shapes: Mapping[str, Tensor], tensors: Iterable[T
 
     Args:
         tensors: the tensors, in the order of `shapes`; they get the types that `shapes` have.
-
-    Raises:
-        StorageError: the disk is full or not writable.
     """
     temporary = path.with_name(f".{path.name}.partial")
     with storage_errors(path):

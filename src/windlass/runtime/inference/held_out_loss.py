@@ -53,7 +53,6 @@ def with_averages(
     Where averages are what an optimizer trains, theirs is the loss of the run.
 
     Args:
-        store: the weights.
         averaging: what the run averages; None if nothing.
         evaluate_once: gives the loss of the weights that layers compute with.
     """
@@ -182,8 +181,6 @@ def _forward(
     """The output of consecutive layers for one micro-batch; the loss if the last one is included.
 
     Args:
-        layers: indices of the layers.
-        passes: the rank that computes.
         x: what the data give for the first layer, else the output of the layer before.
         targets: what the loss compares the last output with; None gives that output.
         documents: the document of each token, `Int[b s]`; None if a row is one document.

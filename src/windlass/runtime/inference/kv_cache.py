@@ -26,7 +26,6 @@ class KeyValueCache:
 
         Args:
             key: keys of all tokens if the cache is empty, else of the next one.
-            value: their values.
         """
         last = self._tokens + key.shape[2]
         if self._room is None or last > self._room.shape[3]:

@@ -51,7 +51,6 @@ def library_processors(
 
     Args:
         settings: the keys; `Any` because they are JSON of their folder.
-        table: the keys that are meant.
 
     Raises:
         RequestError: one is asked for, and transformers is not there, or refuses its value.

@@ -29,7 +29,6 @@ def score_on_rank(
     Args:
         context: what this rank runs; torch.distributed is initialized.
         checkpoint: a checkpoint with every layer in one file; weights are all that is read.
-        choices: at least one token each, and one before it.
         on_progress: called whenever a batch has passed through a phase.
 
     Raises:

@@ -25,7 +25,6 @@ def log_likelihoods(
 
     Args:
         model: the model, which predicts the next token.
-        choices: at least one token each, and one before it.
 
     Raises:
         ValueError: a choice or its context has no token, or a choice has more than the model

@@ -19,10 +19,6 @@ def likelihoods_on_ranks(
     Each replica takes its part of the batches, also one that has a part of each sequence in
     training, and batches are no larger than there. Likelihoods are those of the precision that the
     run computes in.
-
-    Args:
-        passes: the rank that computes.
-        choices: at least one token each, and one before it.
     """
     batch, parallel = passes.context.plan.batch, passes.context.plan.parallel
     batches = ChoiceBatches(
@@ -43,9 +39,7 @@ def _likelihoods(
     """The likelihood of each choice, from the batches of all ranks.
 
     Args:
-        passes: the rank that computes.
         batches: the batches of all data-parallel ranks.
-        mine: those of this rank.
         count: number of choices.
     """
     store, templates = passes.store, passes.whole_templates

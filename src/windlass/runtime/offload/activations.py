@@ -55,14 +55,7 @@ class ActivationOffloader:
         self._reloads.clear()
 
     def offload(self, layer: int, micro: int, output: Tensor) -> None:
-        """Starts to offload an activation, once the previous one has gone.
-
-        Args:
-            output: the activation, handed over.
-
-        Raises:
-            StorageError: the disk is full, or cannot be written to.
-        """
+        """Starts to offload an activation, once the previous one has gone."""
         if self._last_offload is not None:
             self._last_offload.wait()
         content = _bytes_of(output.detach().contiguous())
@@ -95,11 +88,7 @@ class ActivationOffloader:
         return output
 
     def wait_for(self, layer: int, micro: int) -> None:
-        """Returns when an activation is in device memory, if it is on its way.
-
-        Raises:
-            StorageError: it cannot be read, or could not be written.
-        """
+        """Returns when an activation is in device memory, if it is on its way."""
         reload = self._reloads.pop((layer, micro), None)
         if reload is not None:
             reload.wait()

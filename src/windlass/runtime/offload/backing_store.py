@@ -79,9 +79,6 @@ class BackingStores:
 
         Args:
             nbytes: size in bytes, a multiple of a page.
-
-        Raises:
-            StorageError: the folder cannot be created.
         """
         if tier != HOST_TIER:
             with storage_errors(self._folder):

@@ -100,11 +100,7 @@ class DirectFile:
         self._drop_cached(offset, memory.numel())
 
     def write(self, memory: Tensor, offset: int) -> None:
-        """Writes a buffer to the file; arguments as for `read`.
-
-        Raises:
-            OSError: the disk is full, or cannot be written.
-        """
+        """Writes a buffer to the file; arguments as for `read`."""
         self._transfer(os.pwritev, memory, offset)
         if not self._direct:
             os.fdatasync(self._file)  # only clean pages can be dropped

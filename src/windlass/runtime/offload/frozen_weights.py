@@ -87,11 +87,7 @@ class FrozenWeights:
         return True
 
     def create(self, full_weight: Callable[[str], Tensor]) -> None:
-        """Allocates the store, and fills it weight by weight.
-
-        Raises:
-            OSError: the disk is full, or the folder cannot be written to.
-        """
+        """Allocates the store, and fills it weight by weight."""
         self._store.allocate()
         begin = len(self._layout.header)
         with self._store.open(write=True) as file:

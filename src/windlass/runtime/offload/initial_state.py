@@ -28,11 +28,7 @@ from windlass.runtime.parameters import LayerParameters, MasterParameter, new_ma
 def create_state(
     tier: OffloadTier, shard: LayerShard, state: OffloadedLayerState, frozen: FrozenWeights | None
 ) -> None:
-    """Creates the state of a new run; frozen weights that stand in files are left there.
-
-    Raises:
-        OSError: the disk is full, or the folder cannot be written to.
-    """
+    """Creates the state of a new run; frozen weights that stand in files are left there."""
     stack, places = tier.context.stack, tier.places
     whole = {name: places[name] for name in shard.frozen_of_layer if name in places}
     left = frozen is not None and leave_shard_in(frozen, shard, whole)
@@ -65,7 +61,6 @@ def load_state(
 
     Raises:
         CheckpointError: the checkpoint is of another model, or refers to files that changed.
-        OSError: the disk is full, or the folder cannot be written to.
     """
     index = shard.index
     if not (shard.segments or shard.frozen_segments or layer.persistent_buffers):

@@ -113,9 +113,6 @@ class OffloadedLayerState:
 
         Args:
             loaded: the weights with the state that they go on with; None before the first update.
-
-        Raises:
-            OSError: the disk is full, or the folder cannot be written to.
         """
         self._updates = [int(weight.steps) for weight in loaded or ()] or [0] * len(masters)
         self._keep_factors([w.factors for w in loaded] if loaded else self._factors, staging)

@@ -36,7 +36,6 @@ def convert_checkpoint(
 
     Raises:
         CheckpointError: the checkpoint is of another model.
-        StorageError: the disk is full.
     """
     shutil.rmtree(into, ignore_errors=True)
     with storage_errors(into):

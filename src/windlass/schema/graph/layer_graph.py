@@ -167,7 +167,6 @@ class LayerKind(Document):
         """The cost in one precision and mode.
 
         Args:
-            precision: data type that the layer computes in.
             compiled: whether it runs as compiled code.
             selective: whether it is recomputed selectively.
 
@@ -290,7 +289,6 @@ class Graph(Document):
 
         Args:
             degree: tensor-parallel degree; 1 is the full graph.
-            tensor_rank: the rank.
             loss: `fused` for the costs of a fused loss, which has no shards.
 
         Raises:

@@ -176,7 +176,6 @@ class OptimizerLaw(Document):
 
         Args:
             rows: rows of the matrix.
-            columns: columns of the matrix.
             itemsize: bytes of an element of its master weights.
         """
         if self.scope != "matrix":

@@ -23,7 +23,6 @@ def unread_settings(name: OptimizerName, given: Mapping[str, object]) -> Iterato
     """Settings that an optimizer does not read, a sentence each.
 
     Args:
-        name: the optimizer.
         given: values by key of `train`; None where nothing is given.
     """
     law = optimizer_law(name)
@@ -42,7 +41,6 @@ def averaging_faults(
     """Why weights cannot be averaged as asked, a sentence each.
 
     Args:
-        name: the optimizer.
         betas: its betas; None if none are given.
         ema: share of an average of the weights that remains after each step; None for no average.
     """

@@ -95,8 +95,6 @@ def _way_out(planned: Planned, entries: int, special: int) -> str:
     """What makes a tokenizer and a model agree: a larger model, or a smaller tokenizer.
 
     Args:
-        planned: the plan of the model.
-        entries: of the tokenizer.
         special: entries that the model needs beside these.
     """
     name, data = planned.request.model.name, planned.request.data

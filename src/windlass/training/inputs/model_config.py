@@ -15,13 +15,6 @@ def save_model_config(name: str, folder: Path) -> tuple[str, ...]:
     """Copies `config.json` and `generation_config.json` of a model of Hugging Face.
 
     Returns the names of the files.
-
-    Args:
-        name: the model's name.
-        folder: the run folder.
-
-    Raises:
-        StorageError: the disk is full.
     """
     if not is_huggingface(name):
         return ()
@@ -36,12 +29,7 @@ def save_model_config(name: str, folder: Path) -> tuple[str, ...]:
 
 
 def with_saved_config(request: _Request, folder: Path) -> _Request:
-    """The request with the copies of a run folder in place of a model's folder that is gone.
-
-    Args:
-        request: that of the run.
-        folder: the run folder.
-    """
+    """The request with the copies of a run folder in place of a model's folder that is gone."""
     name, config = request.model.name, (folder / MODEL_CONFIG_FILE).absolute()
     if not is_huggingface(name) or not config.is_file():
         return request

@@ -44,9 +44,6 @@ def save_run_data(tokens: "TokenDataset | ExampleDataset", folder: Path) -> tupl
 
     Examples are kept as they are, but for images that their source holds; of a text, which its
     source holds, only the tokenizer, and of conversations their template.
-
-    Raises:
-        StorageError: the disk is full.
     """
     from windlass.data import ExampleDataset
 

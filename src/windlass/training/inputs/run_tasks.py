@@ -31,11 +31,7 @@ class RunTasks:
     files as an export of the run has them."""
 
     def save(self, folder: Path) -> tuple[str, ...]:
-        """Writes them into the folder of a run, and returns the names of the files.
-
-        Raises:
-            StorageError: the disk is full or not writable.
-        """
+        """Writes them into the folder of a run, and returns the names of the files."""
         for name, content in self.files.items():
             atomic_write(folder / TASKS_FOLDER / name, content)
         return tuple(f"{TASKS_FOLDER}/{name}" for name in sorted(self.files))
@@ -71,7 +67,6 @@ def requested_tasks(
     """The tasks that a request names, all of which the run's model can answer.
 
     Args:
-        request: the run's.
         tokens: what it is trained on.
         longest: most tokens that its model reads; None if it sets no limit.
 
@@ -109,7 +104,6 @@ def load_run_tasks(folder: Path, longest: int | None) -> HarnessScorer | None:
     """The tasks that a run scores while it trains; None if there are none.
 
     Args:
-        folder: the run's.
         longest: most tokens that its model reads; None if it sets no limit.
 
     Raises:

@@ -14,7 +14,6 @@ def with_skipped_batches(planned: Planned, record: RunRecord, ranges: Sequence[s
 
     Args:
         planned: what the next attempt runs.
-        record: the run so far.
         ranges: such as `120-125`, in addition to those that it leaves out already.
 
     Raises:

@@ -42,7 +42,6 @@ def train_local_ranks(
     Args:
         planned: a plan for several devices.
         programs: one program for each rank.
-        folder: the run folder.
         attempt: number of this attempt; each rank journals it in a file of its own.
         checkpoint: the checkpoint that all ranks start from; None starts from the beginning.
         hooks: what the caller attaches; the ranks have heartbeats of their own.
@@ -92,12 +91,8 @@ def launch_local_ranks(
     Args:
         planned: a plan for several devices, as `folder` holds it.
         programs: one program for each rank.
-        folder: the run folder.
         options: those of `windlass rank` that all ranks get.
         server: forks the ranks; None starts each anew.
-
-    Raises:
-        StorageError: the folder cannot be written to.
     """
     import torch
 

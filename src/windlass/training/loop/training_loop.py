@@ -80,8 +80,6 @@ def train_rank(
 
     Args:
         planned: what the run was made from.
-        rank: the rank that this process runs.
-        folder: the run folder.
         checkpoint: the checkpoint that all ranks start from; None starts from the beginning.
         device: the device that this rank computes on.
         hooks: what the caller attaches; `stop` asks all ranks to end after the current step.

@@ -127,7 +127,6 @@ def plan_within(run: DrawnRun, step_seconds: float) -> tuple[DrawnRun, Planned]:
 
     Args:
         run: the run as drawn.
-        step_seconds: the longest predicted step.
 
     Raises:
         WindlassError: it cannot be planned.

@@ -109,7 +109,6 @@ def new_weight(
     """What a rank has of the weight of a linear layer, which becomes a parameter of it.
 
     Args:
-        scope: of the linear layer.
         name: which of a block's it is.
         rule: how ranks share it.
         sizes: outputs and inputs of the whole weight.
@@ -166,7 +165,6 @@ def _kept_counts(config: TransformerConfig) -> Mapping[WeightPart, int]:
 
     Raises:
         ModelError: what cannot be, with the nearest legal level.
-        InputErrors: several such faults.
     """
     if config.sparsity is None:
         return {}
