@@ -212,7 +212,7 @@ def _remove_unless_held(leftover: Path, held: Path) -> None:
 
 @contextlib.contextmanager
 def storage_errors(path: Path) -> Iterator[None]:
-    """Turns a system error about a full or unwritable disk into a `StorageError` that names `path`."""
+    """Turns a system error of a full or unwritable disk into a `StorageError` that names `path`."""
     try:
         yield
     except OSError as error:

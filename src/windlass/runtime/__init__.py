@@ -5,33 +5,18 @@ It never searches for plans or predicts their cost.
 
 from windlass.runtime.checkpoint.averaged_weights import evaluation_checkpoint
 from windlass.runtime.checkpoint.checkpoint import (
-    Checkpoint,
-    Manifest,
-    checkpoint_folders,
-    checkpoint_name,
-    hold_checkpoint,
-    is_sharded,
-    latest_checkpoint,
-    layer_file,
-    link_checkpoint,
-    open_checkpoint,
-    part_file,
-    part_files,
-    remove_temporaries,
-    verify_checkpoint,
-)
+    Checkpoint, Manifest, checkpoint_folders, checkpoint_name, hold_checkpoint, is_sharded,
+    latest_checkpoint, layer_file, link_checkpoint, open_checkpoint, part_file, part_files,
+    remove_temporaries, verify_checkpoint,
+)  # fmt: skip
 from windlass.runtime.checkpoint.convert_moments import read_moments
 from windlass.runtime.checkpoint.export_gguf import export_gguf
 from windlass.runtime.checkpoint.export_huggingface import (
-    export_adapter,
-    export_huggingface,
-    require_new_folder,
-)
+    export_adapter, export_huggingface, require_new_folder,
+)  # fmt: skip
 from windlass.runtime.checkpoint.export_weights import (
-    export_masks,
-    export_weights,
-    load_dense_weights,
-)
+    export_masks, export_weights, load_dense_weights,
+)  # fmt: skip
 from windlass.runtime.checkpoint.import_weights import import_weights
 from windlass.runtime.checkpoint.layer_tensors import read_tensors
 from windlass.runtime.checkpoint.load_state import load_weights, read_weight
@@ -42,26 +27,13 @@ from windlass.runtime.distributed.heartbeat import CompileHeartbeat, HeartbeatWr
 from windlass.runtime.distributed.local_launcher import LocalLauncher, WatchdogTimeouts
 from windlass.runtime.distributed.p2p import batch_on_meta, output_shapes
 from windlass.runtime.distributed.rank_ipc import (
-    RANKS_FOLDER,
-    ParentProcess,
-    flight_record_file,
-    heartbeat_file,
-    write_report,
-)
+    RANKS_FOLDER, ParentProcess, flight_record_file, heartbeat_file, write_report,
+)  # fmt: skip
 from windlass.runtime.distributed.rank_placement import RankPlacement, rank_placements
 from windlass.runtime.distributed.rendezvous import (
-    HeadAddress,
-    Rendezvous,
-    RunStart,
-    StoreAddress,
-    broadcast_start,
-    connect_watchdog_store,
-    create_store_file,
-    destroy_process_group,
-    host_store,
-    init_process_group,
-    is_peer_lost,
-)
+    HeadAddress, Rendezvous, RunStart, StoreAddress, broadcast_start, connect_watchdog_store,
+    create_store_file, destroy_process_group, host_store, init_process_group, is_peer_lost,
+)  # fmt: skip
 from windlass.runtime.distributed.status_store import StatusStore
 from windlass.runtime.distributed.watchdog import HostWatchdog
 from windlass.runtime.engine import StartEngine, TimelineRecorder
@@ -83,18 +55,13 @@ from windlass.runtime.memory_stats import MemoryLimit
 from windlass.runtime.offload.transfer_queue import TransferStats
 from windlass.runtime.optimizer_state.dtypes import DTYPES, master_dtype
 from windlass.runtime.optimizers.learning_rate import (
-    learning_rate,
-    rate_and_decay,
-    require_group_matches,
-)
+    learning_rate, rate_and_decay, require_group_matches,
+)  # fmt: skip
 from windlass.runtime.optimizers.step_numbers import StepNumbers
 from windlass.runtime.param_store import write_checkpoint_file
 from windlass.runtime.parameters import (
-    NOT_LOADED,
-    LayerParameters,
-    ModelParameter,
-    persistent_buffers,
-)
+    NOT_LOADED, LayerParameters, ModelParameter, persistent_buffers,
+)  # fmt: skip
 from windlass.runtime.rank_context import LogLikelihoods, RankContext
 from windlass.runtime.rank_parts import RankParts
 from windlass.runtime.sparsity.convert_layers import convert_checkpoint
@@ -107,12 +74,8 @@ from windlass.runtime.verify.compare_runs import InstrumentedRun, compare_to_sin
 from windlass.runtime.verify.compare_to_plain import compare_to_plain_pytorch
 from windlass.runtime.verify.compare_to_reference import compare_to_reference
 from windlass.runtime.verify.fault_injection import (
-    FAULTS,
-    OVERFLOWING_STEPS,
-    faulty_layer,
-    inject_fault,
-    overflow_on_last_rank,
-)
+    FAULTS, OVERFLOWING_STEPS, faulty_layer, inject_fault, overflow_on_last_rank,
+)  # fmt: skip
 from windlass.runtime.verify.handler_hooks import HandlerWrapper, HookContext
 from windlass.runtime.verify.reference_model import reference_step
 from windlass.runtime.verify.restart import train_with_restart

@@ -11,12 +11,8 @@ from windlass.schema import OWN_STACK, Stack
 from windlass.stacks.constants import StackConstant, constant_source, stack_constants
 
 __all__ = [
-    "StackConstant",
-    "constant_source",
-    "load_stack",
-    "stack_constants",
-    "stack_names",
-]
+    "StackConstant", "constant_source", "load_stack", "stack_constants", "stack_names",
+]  # fmt: skip
 
 _FOLDER = Path(__file__).parent
 

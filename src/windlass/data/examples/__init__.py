@@ -4,22 +4,10 @@ from windlass.data.examples.example_batches import ExampleBatches
 from windlass.data.examples.example_dataset import ExampleDataset, load_examples
 from windlass.data.examples.made_examples import is_numbers, make_examples
 from windlass.data.targets import (
-    IGNORED_TARGET,
-    ExampleArray,
-    target_counts,
-    weight_bits,
-    with_one_target,
-)
+    IGNORED_TARGET, ExampleArray, target_counts, weight_bits, with_one_target,
+)  # fmt: skip
 
 __all__ = [
-    "IGNORED_TARGET",
-    "ExampleArray",
-    "ExampleBatches",
-    "ExampleDataset",
-    "is_numbers",
-    "load_examples",
-    "make_examples",
-    "target_counts",
-    "weight_bits",
-    "with_one_target",
-]
+    "IGNORED_TARGET", "ExampleArray", "ExampleBatches", "ExampleDataset", "is_numbers",
+    "load_examples", "make_examples", "target_counts", "weight_bits", "with_one_target",
+]  # fmt: skip

@@ -5,11 +5,6 @@ from windlass.data.tasks.code_tasks import CODE_CHOICES, code_tasks
 from windlass.data.tasks.question_file import Question, save_questions, standard_error
 
 __all__ = [
-    "CODE_CHOICES",
-    "ChoiceLikelihood",
-    "EncodedChoice",
-    "Question",
-    "code_tasks",
-    "save_questions",
+    "CODE_CHOICES", "ChoiceLikelihood", "EncodedChoice", "Question", "code_tasks", "save_questions",
     "standard_error",
-]
+]  # fmt: skip

@@ -145,7 +145,7 @@ class InstructionEffects:
         return self._micro_batch_effect(kind, layer, micro_batch, sums)
 
     def signature(self, instruction: Instruction, sums: AbstractSet[TensorId]) -> Hashable:
-        """What the bytes of an effect depend on; equal layers between equal neighbours share one."""
+        """What an effect's bytes depend on; equal layers between equal neighbours share one."""
         kind, layer, micro_batch = instruction
         if layer is None:
             return kind
