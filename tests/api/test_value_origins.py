@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from command_line import TINY
+from windlass.jobs.options import value_origins
 from windlass.jobs.planned import make_request, plan, request_origins
-from windlass.jobs.value_origins import value_origins
 
 
 def test_every_value_names_its_line_override_default_or_the_planner(home: Path) -> None:

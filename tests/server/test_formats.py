@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from windlass.server.one_file import static_file
+from windlass.server.app import static_file
 from windlass.units import format_bytes, format_count, format_seconds
 
 NODE = shutil.which("node")

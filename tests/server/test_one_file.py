@@ -10,7 +10,7 @@ from urllib.parse import quote
 import pytest
 from served_record import HOSTILE, KNOWN, Served
 
-from windlass.server.one_file import MODULES, static_file
+from windlass.server.app import MODULES, static_file
 
 
 def test_a_saved_view_carries_its_answers_and_fetches_nothing(served: Served) -> None:

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from torch import Tensor
 
-from windlass.sparsity.block_masks import draw_block_mask
+from windlass.sparsity.block_sparse_linear import draw_block_mask
 from windlass.sparsity.levels import BlockPart, column_groups
 
 

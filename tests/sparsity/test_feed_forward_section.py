@@ -8,8 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from windlass.sparsity import feed_forward_section
-from windlass.sparsity.block_masks import BlockPart
-from windlass.sparsity.block_sparse_linear import BlockSparseLinear
+from windlass.sparsity.block_sparse_linear import BlockPart, BlockSparseLinear
 from windlass.sparsity.feed_forward_section import block_feed_forward
 
 WIDTH, INNER = 128, 384

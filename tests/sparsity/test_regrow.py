@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, strategies as st
 from torch import Tensor
 
-from windlass.sparsity.block_masks import BlockPart, draw_block_mask
+from windlass.sparsity.block_sparse_linear import BlockPart, draw_block_mask
 from windlass.sparsity.regrow import BlockGrid, largest_blocks, mask_update, random_scores
 
 

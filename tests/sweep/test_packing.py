@@ -2,7 +2,7 @@
 
 from hypothesis import given, strategies as st
 
-from windlass.sweep.packing import Room, RunningTrial, most_jobs, startable
+from windlass.sweep.driver import Room, RunningTrial, most_jobs, startable
 from windlass.sweep.sweep_file import Trial
 
 GIB = 2**30

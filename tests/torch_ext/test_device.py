@@ -15,7 +15,7 @@ ASKS_FOR_CUDA = re.compile(r"torch\.cuda|[\"']cuda[\"']|\.is_cuda\b|torch\.(xpu|
 ALLOWED = {
     "torch_ext/device.py": "the backends of torch.distributed",
     "torch_ext/device_kinds.py": "the seam itself",
-    "models/float8/products.py": "which CUDA devices multiply 8-bit factors",
+    "models/float8/linears.py": "which CUDA devices multiply 8-bit factors",
     "sparsity/block_linear_ops.py": "registers kernels for a dispatch key",
     "distributed/launch_script.py": "a word of the catalog and of Slurm",
     "distributed/kubernetes_jobset.py": "a word of the catalog and of Kubernetes",

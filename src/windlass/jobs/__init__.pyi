@@ -15,14 +15,13 @@ from .objects import (
 )  # fmt: skip
 from .options import (
     EXPLAINED_PLAN, NO_OPTIONS, SEARCHED_PLAN, ExplainedPlanOptions, Model, PlanOptions,
-    RequestOptions, build_plan, build_request, explain_values, require_machine_names, split_model,
-    split_overrides,
+    RequestOptions, ValueOrigin, build_plan, build_request, explain_values, require_machine_names,
+    split_model, split_overrides, value_origins,
 )  # fmt: skip
 from .plan_figures import draw_figure, draw_plan, forecast, require_drawable, write_plan_trace
 from .plan_file import load_plan, split_machine, with_tensor_shards
 from .planned import Planned, make_request, plan, plan_request, request_origins
 from .run_records import RUNS, annotate, load, report, require_trace_file, runs, write_run_trace
-from .value_origins import ValueOrigin, value_origins
 
 __all__ = [
     "EVERY_PART", "EXPLAINED_PLAN", "HERE", "IN_MEMORY", "NO_OBJECTS", "NO_OPTIONS", "RUNS",

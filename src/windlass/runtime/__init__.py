@@ -3,7 +3,7 @@
 It never searches for plans or predicts their cost.
 """
 
-from windlass.runtime.checkpoint.averaged_weights import evaluation_checkpoint
+from windlass.runtime.checkpoint.run_checkpoints import RunCheckpoints, evaluation_checkpoint
 from windlass.runtime.checkpoint.checkpoint import (
     Checkpoint, Manifest, checkpoint_folders, checkpoint_name, hold_checkpoint, is_sharded,
     latest_checkpoint, layer_file, link_checkpoint, open_checkpoint, part_file, part_files,
@@ -21,7 +21,6 @@ from windlass.runtime.checkpoint.import_weights import import_weights
 from windlass.runtime.checkpoint.layer_tensors import read_tensors
 from windlass.runtime.checkpoint.load_state import load_weights, read_weight
 from windlass.runtime.checkpoint.merge_shards import merge_shards, open_parts
-from windlass.runtime.checkpoint.run_checkpoints import RunCheckpoints
 from windlass.runtime.checkpoint.safetensors_io import SavedFile, TensorPart
 from windlass.runtime.distributed.heartbeat import CompileHeartbeat, HeartbeatWriter
 from windlass.runtime.distributed.local_launcher import LocalLauncher, WatchdogTimeouts
@@ -43,7 +42,7 @@ from windlass.runtime.inference.generate import SamplingOptions, generate_text
 from windlass.runtime.inference.inference_model import InferenceModel
 from windlass.runtime.inference.rank_passes import RankPasses
 from windlass.runtime.inference.rank_scorer import score_on_rank
-from windlass.runtime.inference.score import log_likelihoods
+from windlass.runtime.inference.score_tasks import log_likelihoods
 from windlass.runtime.interpreter import OTHER_WORK_SLOT, Handlers, HeartbeatSlots
 from windlass.runtime.keyed_dropout import DropoutKeys, generator_seed, layer_key
 from windlass.runtime.layer_templates import (
@@ -65,7 +64,7 @@ from windlass.runtime.parameters import (
 from windlass.runtime.rank_context import LogLikelihoods, RankContext
 from windlass.runtime.rank_parts import RankParts
 from windlass.runtime.sparsity.convert_layers import convert_checkpoint
-from windlass.runtime.step.broken_step import BrokenStep
+from windlass.runtime.step_outcome import BrokenStep
 from windlass.runtime.step.step_inputs import StepInputs
 from windlass.runtime.step.step_state import LossScale, StepState
 from windlass.runtime.train import train_loop

@@ -1,7 +1,7 @@
 """ComputeHandlers: the handlers that compute one step: forward, backward, norm and update."""
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -16,14 +16,16 @@ from windlass.runtime.interpreter import Handlers
 from windlass.runtime.keyed_dropout import DropoutKeys, generator_seed, layer_key
 from windlass.runtime.layer_templates import LayerTemplate
 from windlass.runtime.offload.activations import ActivationOffloader
+from windlass.runtime.optimizer_state.dtypes import wide_dtype
 from windlass.runtime.optimizers.optimizer import Optimizer
 from windlass.runtime.param_store import ParamStore
+from windlass.runtime.parameters import ModelParameter
 from windlass.runtime.rank_context import RankContext
-from windlass.runtime.step.gradient_sums import add_gradients
 from windlass.runtime.step.split_backward import backward_input, backward_weight
 from windlass.runtime.step.step_inputs import StepInputs
 from windlass.runtime.step.step_state import StepState
 from windlass.runtime.step_outcome import StepOutcome
+from windlass.torch_ext import Device
 
 _COMPILED_KINDS = ("load_batch", "forward", "recompute", "backward")
 """Instruction kinds that `warm_up` runs."""
@@ -345,3 +347,47 @@ class ComputeHandlers:
             tensors.weights, buffers, keys, x, targets, documents, balance, seed=seed,
             selective=layer in self._selective,
         )  # fmt: skip
+
+
+def add_gradients(
+    weights: Sequence[ModelParameter], gradients: list[Tensor | None], *, accumulated: bool
+) -> None:
+    """Adds the gradients of a micro-batch to those of a layer's weights.
+
+    On an accelerator a few calls convert, copy and add those of small weights together.
+
+    Args:
+        gradients: in the same order, handed over; None for a weight that the layer did not use.
+        accumulated: whether several micro-batches are accumulated, which happens in float32.
+    """
+    copied: list[tuple[Tensor, Tensor]] = []
+    added: list[tuple[Tensor, Tensor]] = []
+    elements = 0
+    taken: set[int] = set()
+    for weight in reversed(weights):
+        gradient = gradients.pop()
+        if gradient is None:
+            continue
+        elements += gradient.numel()
+        wide = wide_dtype(gradient.dtype) if accumulated else gradient.dtype
+        takes_over = weight.gradient is None and weight.takes_over and gradient.dtype == wide
+        if takes_over and type(gradient) is Tensor and gradient.layout == torch.strided:
+            # Where nothing is summed over (one sample, to which two weights are added), autograd
+            # gives both the same memory: one that is added to would change the other.
+            memory = gradient.untyped_storage().data_ptr()
+            gradient = gradient.clone() if memory in taken else gradient
+            taken.add(memory)
+        is_small = elements <= Device.piece_elements and not gradient.is_sparse
+        if gradient.is_cpu or takes_over or not is_small:
+            weight.add_gradient(gradient, accumulated=accumulated)
+        elif weight.gradient is None:
+            copied.append((weight.new_gradient(wide), gradient))
+        else:
+            if gradient.dtype != wide:
+                copied.append((torch.empty_like(gradient, dtype=wide), gradient))
+                gradient = copied[-1][0]
+            added.append((weight.gradient, gradient))
+    if copied:
+        torch._foreach_copy_([to for to, _ in copied], [of for _, of in copied])
+    if added:
+        torch._foreach_add_([to for to, _ in added], [of for _, of in added])

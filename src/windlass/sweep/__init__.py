@@ -1,8 +1,7 @@
 """Searches settings with many runs that are packed on one machine."""
 
-from windlass.sweep.driver import Driver, SweepStatus, Workplace, read_trials
+from windlass.sweep.driver import Driver, SweepStatus, Workplace, most_jobs, read_trials
 from windlass.sweep.jobs import make_jobs
-from windlass.sweep.packing import most_jobs
 from windlass.sweep.search_space import Dimension, end_points, grid_points, is_range_or_choices
 from windlass.sweep.sweep_file import (
     ARM, SWEEPS_FOLDER, SweepFolder, SweepRequest, Trial, sweep_names,

@@ -8,7 +8,7 @@ from .legs import as_single_leg, request_at_step
 from .loop.hooks import Instrumentation, LoopHooks, never_stop
 from .loop.local_ranks import launch_local_ranks, rank_server, watchdog_timeouts
 from .loop.training_loop import train_rank
-from .new_run import train
+from .new_run import start_run, train
 from .parent import ParentRun, find_parent, request_of_child
 from .parent_options import (
     NO_PARENT, ParentOptions, beside_adapters, plan_of_child, request_of_parent,
@@ -17,7 +17,6 @@ from .preconditions import require_local_machine, verified_programs
 from .resumed_run import continue_run, objects_of_record, reopen_run, require_steps_left, resume
 from .run import Run
 from .run_files import planned_from_record, require_unchanged, run_documents
-from .run_start import start_run
 from .weight_files import ExportedFiles, export
 
 __all__ = [

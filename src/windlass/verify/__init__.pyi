@@ -1,7 +1,7 @@
 from .check import FaultResult, Verifier, verification
-from .local_validation.isolated_process import run_isolated
 from .local_validation.validated_run import (
-    RUN_FOLDER, Measurement, ValidatedRun, measure_plan, validate_random_plans, validated_runs_file,
+    RUN_FOLDER, Measurement, ValidatedRun, measure_plan, run_isolated, validate_random_plans,
+    validated_runs_file,
 )  # fmt: skip
 from .proof_scope import ProofScope, proof_scope, proof_steps
 from .rehearse import MAX_PROCESSES, downscale_plan, rehearsal, rehearse_as_is

@@ -8,7 +8,7 @@ import pytest
 import windlass
 from command_line import TINY
 from windlass.judge import Verdict
-from windlass.judging.skip_advice import with_skip_advice
+from windlass.judging.verdicts import with_skip_advice
 
 
 def spike(first: int, last: int) -> Verdict:

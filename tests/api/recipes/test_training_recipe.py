@@ -7,9 +7,12 @@ import pytest
 
 import windlass
 from windlass.errors import InputErrors, RequestError
-from windlass.experiments.recipes.depth_rules import depth_settings
 from windlass.experiments.recipes.run_training_recipe import plan_training, run_training
-from windlass.experiments.recipes.training_recipe import training_plan, training_recipes
+from windlass.experiments.recipes.training_recipe import (
+    depth_settings,
+    training_plan,
+    training_recipes,
+)
 from windlass.jobs.model_graph import capture
 
 SMALL = (

@@ -11,7 +11,7 @@ from windlass.data.chat.chat_rows import ChatRows
 from windlass.data.chat.find_template import find_chat_template
 from windlass.data.chat.library_questions import save_library_questions
 from windlass.data.sources import find_corpus
-from windlass.data.tasks.question_file import Question
+from windlass.data.tasks.code_tasks import Question
 
 NAME = re.compile(r"`(\w+)`")
 

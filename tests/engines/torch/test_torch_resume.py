@@ -15,8 +15,8 @@ from rank_pool import BATCH, MACHINE, RankPool, slow
 from torch_plans import describe, random_plan, torch_plan
 from windlass.errors import CheckpointError
 from windlass.runtime.checkpoint.checkpoint import checkpoint_name
+from windlass.runtime.checkpoint.merge_shards import PartFiles
 from windlass.runtime.checkpoint.safetensors_io import write_tensors
-from windlass.runtime.checkpoint.tensor_parts import PartFiles
 from windlass.schema import CHECKPOINT_FOLDER
 from windlass.schema.plan import Plan
 

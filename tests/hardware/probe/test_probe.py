@@ -26,6 +26,7 @@ from windlass.hardware.probe.disk_and_network import (
     host_copy_rates,
     loopback_link,
 )
+from windlass.hardware.probe.machine_parts import sparse_product_rates
 from windlass.hardware.probe.matmul import (
     MeasuredProduct,
     TimedProduct,
@@ -38,7 +39,6 @@ from windlass.hardware.probe.matmul import (
 from windlass.hardware.probe.memory_bandwidth import elementwise_rates, op_rates
 from windlass.hardware.probe.operands import ColdMemory, cold_bytes
 from windlass.hardware.probe.probe import probe_machine
-from windlass.hardware.probe.sparse_products import sparse_product_rates
 from windlass.hardware.probe.stopwatch import Stopwatch
 from windlass.schema import MachinePart
 from windlass.schema.graph import Precision

@@ -23,9 +23,9 @@ from windlass.runtime.inference.generate import (
     _drawer,
     _probabilities,
     generate_text,
+    repetition_penalty,
 )
 from windlass.runtime.inference.inference_model import InferenceModel
-from windlass.runtime.inference.logits_processors import repetition_penalty
 from windlass.runtime.rank_context import RankContext
 from windlass.runtime.train import train_loop
 from windlass.schema.plan import Plan

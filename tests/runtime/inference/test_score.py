@@ -13,7 +13,7 @@ from windlass.program.instruction import Program
 from windlass.runtime.checkpoint.checkpoint import Checkpoint, latest_checkpoint
 from windlass.runtime.checkpoint.load_state import load_weights
 from windlass.runtime.inference.inference_model import InferenceModel
-from windlass.runtime.inference.score import log_likelihoods
+from windlass.runtime.inference.score_tasks import log_likelihoods
 from windlass.runtime.rank_context import RankContext
 from windlass.runtime.train import train_loop
 from windlass.schema.plan import Plan

@@ -12,11 +12,11 @@ from windlass.data.batches import Batches
 from windlass.errors import CheckpointError
 from windlass.models.layer_stack import LayerStack
 from windlass.program.lowering.lower import lower
-from windlass.runtime.checkpoint.averaged_weights import (
+from windlass.runtime.checkpoint.checkpoint import Checkpoint, Manifest, latest_checkpoint
+from windlass.runtime.checkpoint.run_checkpoints import (
     evaluation_checkpoint,
     require_same_averages,
 )
-from windlass.runtime.checkpoint.checkpoint import Checkpoint, Manifest, latest_checkpoint
 from windlass.runtime.inference.inference_model import InferenceModel
 from windlass.runtime.optimizer_state.averages import averaging_of
 from windlass.runtime.optimizer_state.state_format import StateFormat

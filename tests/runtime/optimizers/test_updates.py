@@ -8,8 +8,7 @@ from torch import Tensor
 
 from windlass.runtime.optimizer_state.state_format import StateFormat
 from windlass.runtime.optimizers.learning_rate import learning_rate
-from windlass.runtime.optimizers.optimizer import Optimizer
-from windlass.runtime.optimizers.weight_ranks import SingleRank
+from windlass.runtime.optimizers.optimizer import Optimizer, SingleRank
 from windlass.runtime.parameters import MasterParameter, new_master_parameter
 from windlass.runtime.verify.plain_loop.optimizers import plain_optimizer
 from windlass.schema import TrainSettings, optimizer_law

@@ -2,8 +2,8 @@
 
 import torch
 
+from windlass.runtime.compute import add_gradients
 from windlass.runtime.parameters import ModelParameter
-from windlass.runtime.step.gradient_sums import add_gradients
 
 
 def test_weights_to_which_autograd_gives_one_memory_have_sums_of_their_own():

@@ -1,8 +1,9 @@
 """What a model is asked: choices behind contexts, and questions made of text."""
 
 from windlass.data.tasks.choices import ChoiceLikelihood, EncodedChoice
-from windlass.data.tasks.code_tasks import CODE_CHOICES, code_tasks
-from windlass.data.tasks.question_file import Question, save_questions, standard_error
+from windlass.data.tasks.code_tasks import (
+    CODE_CHOICES, Question, code_tasks, save_questions, standard_error,
+)  # fmt: skip
 
 __all__ = [
     "CODE_CHOICES", "ChoiceLikelihood", "EncodedChoice", "Question", "code_tasks", "save_questions",

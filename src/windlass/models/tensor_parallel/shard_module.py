@@ -19,12 +19,12 @@ from dataclasses import replace
 from typing import Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from windlass.models.fine_tuning.lora import LoraLinear, RowLoraLinear
 from windlass.models.init_weights import meta_copy, set_parameter
 from windlass.models.loss import IGNORE_INDEX, set_layer_loss
-from windlass.models.sentences.first_tokens import FirstTokens
+from windlass.models.sentences.first_tokens import FirstTokens, first_places
 from windlass.models.sentences.head_losses import ClassLoss, HeadLosses
 from windlass.models.sentences.sentence_head import SentenceHead, has_sentence_head
 from windlass.models.tensor_parallel.collectives import (
@@ -33,7 +33,6 @@ from windlass.models.tensor_parallel.collectives import (
     all_gather_autograd,
     all_reduce_autograd,
 )
-from windlass.models.tensor_parallel.first_tokens import ExchangedFirstTokens
 from windlass.models.tensor_parallel.norms import (
     ShardedZeroCenteredRMSNorm,
     ZeroCenteredRMSNorm,
@@ -298,3 +297,26 @@ def _first_logit_column(
             ranges = shards[f"{path}.weight" if path else "weight"].ranges[0]
             return ranges[0][0] if ranges else None
     return None
+
+
+class ExchangedFirstTokens(FirstTokens):
+    """First tokens of rows of which a rank has some of the tokens.
+
+    The ranks exchange these vectors alone, and all compute the same of them; the loss gives each an
+    equal part of the gradient.
+    """
+
+    tp_rank: TensorParallelRank
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Maps the rank's tokens, `[b s/t d]`, to `[b p d]`."""
+        count = x.shape[1]
+        if self.documents is None:
+            places = torch.zeros((len(x), 1), dtype=torch.int64, device=x.device)
+        else:
+            places = first_places(self.documents)
+        places = places - self.tp_rank.row * count
+        on_other_rank = ((places < 0) | (places >= count)).unsqueeze(-1)
+        index = places.unsqueeze(-1).masked_fill(on_other_rank, 0).expand(-1, -1, x.shape[-1])
+        vectors = x.gather(1, index).masked_fill(on_other_rank, 0)
+        return all_reduce_autograd(vectors, self.tp_rank.all_group)

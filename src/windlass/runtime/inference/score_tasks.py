@@ -1,14 +1,129 @@
 """How likely the ranks of a plan find choices, which they answer together."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import functional
+from torch.nn.functional import log_softmax
 
 from windlass.data import ChoiceLikelihood, EncodedChoice
+from windlass.models import in_loss_precision
 from windlass.runtime.distributed.p2p import output_shapes
+from windlass.runtime.inference.inference_model import InferenceModel
 from windlass.runtime.inference.rank_passes import RankPasses
-from windlass.runtime.inference.score import ChoiceBatches
+
+_BATCH_TOKENS = 4096
+"""Tokens that pass through an accelerator at once, padding included. On a CPU each row passes
+alone, as in lm-evaluation-harness, since products of another size round otherwise."""
+
+
+def log_likelihoods(
+    model: InferenceModel, choices: Sequence[EncodedChoice]
+) -> list[ChoiceLikelihood]:
+    """`sum_t log p(choice_t | context, choice_<t)` of each choice, in nats.
+
+    A context that is too long for the model is cut to its last tokens.
+
+    Args:
+        model: the model, which predicts the next token.
+
+    Raises:
+        ValueError: a choice or its context has no token, or a choice has more than the model
+            accepts.
+    """
+    most = 1 if model.device.type == "cpu" else _BATCH_TOKENS
+    batches = ChoiceBatches(choices, model.max_sequence, batch_tokens=most)
+    found = [ChoiceLikelihood(0.0, is_greedy=True)] * len(choices)
+    all_logits = model.logits_of_batches(map(batches.inputs, range(len(batches))))
+    for batch, logits in enumerate(all_logits):
+        for index, likelihood in batches.likelihoods(batch, batches.predictions(batch, logits)):
+            found[index] = likelihood
+    return found
+
+
+class ChoiceBatches:
+    """Choices as batches of rows of similar length, so that little is padded.
+
+    Args:
+        choices: at least one token each, and one before it.
+        longest: most tokens that the model reads; None if it sets no limit.
+        batch_tokens: most tokens of a batch, padding included, unless one row has more.
+        multiple: rows have a multiple of so many tokens.
+
+    Raises:
+        ValueError: a choice or its context has no token, or a choice has more than the model
+            accepts.
+    """
+
+    def __init__(
+        self,
+        choices: Sequence[EncodedChoice],
+        longest: int | None,
+        *,
+        batch_tokens: int,
+        multiple: int = 1,
+    ) -> None:
+        self._choices, self._multiple = choices, multiple
+        self._rows = [_row(choice, longest) for choice in choices]
+        self._batches = _batches([len(row) - 1 for row in self._rows], batch_tokens)
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def inputs(self, batch: int) -> Tensor:
+        """What the model reads of a batch, all but the last tokens of its rows, `Int[b s]`."""
+        rows = [torch.tensor(self._rows[index][:-1]) for index in self._batches[batch]]
+        size = max(len(row) for row in rows)
+        size += -size % self._multiple
+        # No token can see what stands behind it.
+        return torch.stack([functional.pad(row, (0, size - len(row))) for row in rows])
+
+    def predictions(self, batch: int, logits: Tensor) -> Tensor:
+        """The logits that predict the tokens of a batch's choices, `Float[t v]` of `[b s v]`."""
+        spans = []
+        for place, index in enumerate(self._batches[batch]):
+            end, count = len(self._rows[index]) - 1, len(self._choices[index].tokens)
+            spans.append(logits[place, end - count : end])
+        return torch.cat(spans)
+
+    def likelihoods(
+        self, batch: int, predictions: Tensor
+    ) -> Iterator[tuple[int, ChoiceLikelihood]]:
+        """Each choice of a batch by its index, with its likelihood under `predictions`."""
+        choices = [(index, self._choices[index].tokens) for index in self._batches[batch]]
+        spans = predictions.split([len(tokens) for _, tokens in choices])
+        for (index, tokens), logits in zip(choices, spans, strict=True):
+            yield index, _likelihood(logits, tokens)
+
+
+def _likelihood(logits: Tensor, tokens: Sequence[int]) -> ChoiceLikelihood:
+    """The log-likelihood of tokens under the logits `Float[t v]` that predict them."""
+    all_tokens = log_softmax(in_loss_precision(logits), dim=-1).cpu()
+    chosen = torch.tensor(tokens)
+    nats = all_tokens.gather(-1, chosen.unsqueeze(-1)).sum()
+    return ChoiceLikelihood(float(nats), bool((all_tokens.argmax(-1) == chosen).all()))
+
+
+def _row(choice: EncodedChoice, longest: int | None) -> list[int]:
+    """Context and choice, with at most one token more than the model reads."""
+    context, tokens = choice
+    if not context or not tokens:
+        raise ValueError("a choice and its context have at least one token each")
+    if longest is not None and len(tokens) > longest:
+        raise ValueError(f"a choice has {len(tokens)} tokens, and the model accepts {longest}")
+    row = [*context, *tokens]
+    return row if longest is None else row[-(longest + 1) :]
+
+
+def _batches(lengths: Sequence[int], most_tokens: int) -> list[list[int]]:
+    """Indices of rows in batches of similar length."""
+    batches: list[list[int]] = []
+    for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
+        if not batches or (len(batches[-1]) + 1) * lengths[batches[-1][0]] > most_tokens:
+            batches.append([])
+        batches[-1].append(index)
+    return batches
 
 
 def likelihoods_on_ranks(

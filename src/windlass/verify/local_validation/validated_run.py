@@ -2,6 +2,7 @@
 
 import json
 import statistics
+import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -10,13 +11,13 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from windlass.atomic_files import cache_folder, storage_errors
+from windlass.child_processes import module_command
 from windlass.document import Document
 from windlass.errors import RunBroken, WindlassError
 from windlass.jobs import EVERY_PART, HERE, Planned, find_machine, load, plan
 from windlass.schema import Measurement as Measurement
 from windlass.units import format_seconds
 from windlass.verify.local_validation.draw import DrawnRun, draw_runs
-from windlass.verify.local_validation.isolated_process import run_isolated
 
 _WARM_UP_SECONDS, _WARM_UP_STEPS = 1.5, 3
 """Minimal length of the warm-up, whose steps do not count: caches fill, an idle processor reaches
@@ -231,3 +232,18 @@ def describe_plan(planned: Planned) -> str:
         else "",
     ]
     return " ".join(filter(None, words))
+
+
+def run_isolated(module: str, *args: str) -> str:
+    """Standard output of `python -m module args`.
+
+    Raises:
+        RunBroken: the process ended with an error.
+    """
+    process = subprocess.run(  # noqa: S603  the arguments are ours, and no shell reads them
+        module_command(module, *args), capture_output=True, text=True, check=False
+    )
+    if process.returncode:
+        command = " ".join((module, *args))
+        raise RunBroken(f"`{command}` failed: {process.stderr.strip()}")
+    return process.stdout
