@@ -8,7 +8,7 @@ import pytest
 
 from command_line import TINY, Windlass
 from windlass.errors import StorageError
-from windlass.report.png import write_png
+from windlass.report.figures.svg import write_png
 
 PLAN = ("plan", *(word for word in TINY if not word.startswith("train.evaluate")))
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")

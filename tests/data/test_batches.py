@@ -9,7 +9,7 @@ from hypothesis import given, settings, strategies as st
 from made_text import prepare, words
 
 from windlass.data.batches import Batches
-from windlass.data.keyed_choices.mlm_masking import MlmMasking
+from windlass.data.keyed_choices import MlmMasking
 from windlass.data.token_files import TokenDataset, open_dataset
 from windlass.errors import DataError, InputErrors
 

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from windlass.report.terminal.expert_table import describe_expert_load, expert_table
+from windlass.report.terminal.run_tables import describe_expert_load, expert_table
 from windlass.schema.run_record import Step
 
 STEP = Step(

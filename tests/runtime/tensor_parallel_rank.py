@@ -21,7 +21,7 @@ from forked_runs import share_imports
 from windlass.models.build import build_layer_stack
 from windlass.models.layer_stack import LayerStack, layer_sharding, layer_stack_from_module
 from windlass.models.loss import IGNORE_INDEX
-from windlass.models.sentences.sentence_head import has_sentence_head
+from windlass.models.sentences import has_sentence_head
 from windlass.models.tensor_parallel.collectives import TensorParallelRank, all_reduce_autograd
 from windlass.models.tensor_parallel.shard_module import shard_layer
 from windlass.models.tensor_parallel.shard_params import param_shards

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from windlass.models.layer_stack import LayerStack
 from windlass.runtime.layer_templates import LayerTemplate
-from windlass.runtime.step.split_backward import backward_input, backward_weight
+from windlass.runtime.step.step_state import backward_input, backward_weight
 
 SAME = 1e-10
 """float64 sums of some hundred terms, in another order; gradients of keys' biases are zero."""

@@ -25,7 +25,7 @@ from windlass.models.layer_stack import LayerStack
 from windlass.program import BOUNCE_BYTES
 from windlass.program.lowering.lower import lower
 from windlass.runtime.checkpoint.checkpoint import checkpoint_folders
-from windlass.runtime.checkpoint.host_staging import HostStaging
+from windlass.runtime.checkpoint.safetensors_io import HostStaging
 from windlass.runtime.offload.backing_store import BounceBuffer, BouncedFile
 from windlass.runtime.offload.direct_io import DirectFile, round_up_to_page
 from windlass.runtime.offload.transfer_queue import TransferHandle, TransferQueue

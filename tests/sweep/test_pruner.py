@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, strategies as st
 from made_sweeps import made_request
 
-from windlass.sweep.pruner import TrialCurve, decide, rungs
+from windlass.sweep.sampler import TrialCurve, decide, rungs
 from windlass.sweep.sweep_file import Pruner, SweepRequest
 
 STEPS = 41

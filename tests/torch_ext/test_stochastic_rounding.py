@@ -3,8 +3,7 @@
 import torch
 from hypothesis import given, strategies as st
 
-from windlass.torch_ext.quantized_moments import PART_ELEMENTS
-from windlass.torch_ext.stochastic_rounding import StochasticRounding
+from windlass.torch_ext.quantized_moments import PART_ELEMENTS, StochasticRounding
 
 CPU = torch.device("cpu")
 STEPS = 4000

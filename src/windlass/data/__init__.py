@@ -17,7 +17,7 @@ from windlass.data.examples import (
 from windlass.data.examples.labelled_texts import labelled_fingerprint, prepare_labelled_texts
 from windlass.data.excerpt import beginnings, documents_of_rows, write_excerpt
 from windlass.data.images.image_cache import count_images, image_fingerprint, prepare_images
-from windlass.data.keyed_choices.mlm_masking import MlmMasking
+from windlass.data.keyed_choices import MlmMasking
 from windlass.data.packing import (
     ConversationRows, MaskedRows, PairTokens, RowBatches, SentencePairs, conversation_batches,
     masked_batches, sentence_pair_batches,

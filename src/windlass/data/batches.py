@@ -9,15 +9,16 @@ from itertools import accumulate, repeat
 import numpy as np
 import numpy.typing as npt
 
-from windlass.data.keyed_choices.mlm_masking import MlmMasking
-from windlass.data.keyed_choices.permutation import (
+from windlass.data.keyed_choices import (
     Indices,
+    MlmMasking,
+    SourceMixture,
     by_group,
     keyed_number,
     keyed_permutation,
     sample_indices,
+    source_mixture,
 )
-from windlass.data.keyed_choices.source_mixture import SourceMixture, source_mixture
 from windlass.data.token_files import TokenDataset
 from windlass.errors import raise_data_errors
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from windlass.data.keyed_choices.permutation import keyed_number
+from windlass.data.keyed_choices import keyed_number
 
 Images = npt.NDArray[np.uint8]
 """Pixels `[image c h w]`."""

@@ -4,7 +4,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from windlass.data.keyed_choices.source_mixture import source_mixture
+from windlass.data.keyed_choices import source_mixture
 from windlass.data.token_files import DatasetMeta, TokenDataset
 from windlass.document import Document
 from windlass.schema import DataRequest

@@ -3,8 +3,7 @@ from .cluster_worker import ClusterHost, ClusterRank, run_cluster_rank, run_host
 from .elastic import ElasticRecovery
 from .kubernetes_jobset import KubernetesJob
 from .launch_script import RayJob, SlurmJob
-from .rank_main import joined_ranks, rank_process, run_rank
-from .rank_server import become_ranks
+from .rank_main import become_ranks, joined_ranks, rank_process, run_rank
 
 __all__ = [
     "ClusterHost", "ClusterRank", "ElasticRecovery", "KubernetesJob", "RayJob", "Scheduler",

@@ -1,11 +1,14 @@
 """The whole life of a process that runs one rank of a run on this host."""
 
+import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from windlass.fork_server import serve_forks
 from windlass.jobs import Planned, load
 from windlass.schema import Step
 from windlass.torch_ext import Device, device_for, set_deterministic_libraries
@@ -122,3 +125,32 @@ def journal_steps(steps: Iterator[Step], folder: Path, rank: int, attempt: int) 
         for step in steps:
             append_step(journal, step)
     yield from ()
+
+
+_NEEDED = (
+    "torch.fx.experimental.symbolic_shapes",  # by the first backward pass
+    "windlass.cli.commands.rank",
+    "windlass.runtime",
+)
+
+
+def become_ranks(channel: int) -> list[str]:
+    """Imports what ranks need, and returns in each process that is forked, with its command line.
+
+    The server itself ends with the process that has started it.
+
+    Args:
+        channel: the number of the socket on which that process asks.
+    """
+    import torch
+
+    for module in _NEEDED:
+        import_module(module)
+    # A collector that looks at all objects would copy the memory that they are in.
+    gc.collect()
+    gc.freeze()
+    request = serve_forks(channel)
+    # OpenMP has read the variable already, when torch was imported.
+    threads = request.environment["OMP_NUM_THREADS"].partition(",")[0]
+    torch.set_num_threads(int(threads))
+    return request.words

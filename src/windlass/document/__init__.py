@@ -2,7 +2,7 @@
 
 from windlass.document.document import Document
 from windlass.document.fields import format_overrides, format_value, leaf_fields, value_types
-from windlass.document.json_object import read_json_object
+from windlass.document.parse import read_json_object
 from windlass.document.messages import Synonyms
 
 __all__ = [

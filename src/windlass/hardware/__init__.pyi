@@ -1,5 +1,4 @@
-from .catalog import device_names, host_families, load_machine, machine_names
-from .host_family import HostFamily
+from .catalog import HostFamily, device_names, host_families, load_machine, machine_names
 from .local_machine import (
     LOCAL_MACHINE_FILE, accelerator_names, core_count, is_local_machine_changed,
     last_level_cache_bytes, load_local_machine, save_local_machine,

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from windlass.errors import RequestError, did_you_mean, shorten
-from windlass.hardware.catalog import device_names, host_families, load_machine
-from windlass.hardware.host_family import HostFamily
+from windlass.hardware.catalog import HostFamily, device_names, host_families, load_machine
 from windlass.schema import Tier
 from windlass.units import format_bytes, format_rate, parse_bytes, parse_flop_rate, parse_rate
 

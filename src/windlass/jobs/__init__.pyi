@@ -2,9 +2,10 @@ from .arguments.optimizer import optimizer_overrides
 from .data import (
     data_statistics, estimate_data, has_own_text, prepare_data, prepare_tokens, size_of,
 )  # fmt: skip
-from .fine_tuning.peft_adapters import base_of_adapters
-from .fine_tuning.small_files import exported_config, special_tokens, write_small_files
-from .kept.kept_code import note_compiled_code
+from .fine_tuning import (
+    base_of_adapters, exported_config, special_tokens, write_small_files,
+)  # fmt: skip
+from .kept_results import note_compiled_code
 from .known_machines import (
     EVERY_PART, HERE, Progress, add_machine, attention_parts, find_machine, find_stack, machines,
     needed_parts, probe, write_machine,

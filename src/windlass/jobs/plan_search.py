@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from windlass import planner
 from windlass.cost import KeptCode
-from windlass.jobs.kept.kept_plans import KeptPlan
+from windlass.jobs.kept_results import KeptPlan
 from windlass.jobs.known_machines import Progress
 from windlass.jobs.model_graph import capture_open_tensor_degrees
 from windlass.jobs.objects import PlannedObjects

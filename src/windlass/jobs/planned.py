@@ -15,10 +15,8 @@ from windlass.errors import PlanError, RequestError
 from windlass.jobs.arguments.data import with_data
 from windlass.jobs.arguments.optimizer import optimizer_overrides
 from windlass.jobs.data import measure_data
-from windlass.jobs.fine_tuning.peft_adapters import with_peft_adapters
-from windlass.jobs.fine_tuning.trained_head import with_trained_head
-from windlass.jobs.kept.kept_code import load_kept_code
-from windlass.jobs.kept.kept_plans import keep_plan, load_kept_plan, plan_key
+from windlass.jobs.fine_tuning import with_peft_adapters, with_trained_head
+from windlass.jobs.kept_results import keep_plan, load_kept_code, load_kept_plan, plan_key
 from windlass.jobs.known_machines import (
     HERE,
     Progress,

@@ -1,5 +1,5 @@
 from .differences.bisection import Bisection, bisect
-from .differences.recorded_code import recorded_code
+from .differences.code_versions import recorded_code
 from .differences.run_diff import diff
 from .seed_noise import Noise, noise
 from .verdicts import LiveJudge, follow_verdict, judge, require_alert, send_alert

@@ -13,8 +13,7 @@ from .catalog import (
 )  # fmt: skip
 from .check_shardable import sharding_errors
 from .config import ExpertConfig, TransformerConfig
-from .context_parallel.divided_sequence import ContextParallelRank
-from .context_parallel.token_runs import count_in_runs
+from .context_parallel import ContextParallelRank, count_in_runs
 from .context_parallel_layers import can_divide_sequences, divide_sequence
 from .experts.arguments import refuse_sparse_experts
 from .experts.exchange import ExpertParallelRank, divide_experts, exchanges_rows, expert_parameters
@@ -41,11 +40,11 @@ from .inspection.layer_kinds import is_embedding_only, norm_statistics, running_
 from .inspection.shape_inference import fake_state
 from .layer_stack import LayerStack, layer_sharding, layer_that_looks_ahead, materialize_layer
 from .loss import IGNORE_INDEX, in_loss_precision, layer_loss, mean_cross_entropy, set_layer_loss
-from .packing.documents import document_buffers
+from .packing import document_buffers
 from .selective_checkpoint import checkpoint_selectively
-from .sentences.head_losses import HEAD_RESULTS, HeadLosses, token_targets
-from .sentences.sentence_head import (
-    HeadOutputs, gives_text_classes, has_sentence_head, token_output,
+from .sentences import (
+    HEAD_RESULTS, HeadLosses, HeadOutputs, gives_text_classes, has_sentence_head, token_output,
+    token_targets,
 )  # fmt: skip
 from .sparsity.sparse_layers import joined_matrices
 from .tensor_parallel.collectives import TensorParallelRank, all_gather, reduce_scatter

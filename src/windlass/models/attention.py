@@ -14,14 +14,14 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from windlass.models.config import TransformerConfig
-from windlass.models.context_parallel.divided_sequence import ContextParallelRank
+from windlass.models.context_parallel import ContextParallelRank
 from windlass.models.modules import (
     Projection,
     RotaryEmbedding,
     build_head_norm,
     residual_projection,
 )
-from windlass.models.packing.documents import SeesDocuments, document_lengths, hidden_documents
+from windlass.models.packing import SeesDocuments, document_lengths, hidden_documents
 from windlass.models.positions.visible_tokens import (
     VisibleTokens,
     hidden_tokens,

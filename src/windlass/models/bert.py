@@ -13,16 +13,16 @@ from torch import Tensor, nn
 
 from windlass.models.attention import Attention
 from windlass.models.config import TransformerConfig
-from windlass.models.context_parallel.token_runs import FROM_START
+from windlass.models.context_parallel import FROM_START
 from windlass.models.experts.mixture import build_feed_forward
 from windlass.models.modules import (
     EmbeddingTable,
     Projection,
     build_norm,
 )
-from windlass.models.packing.documents import SeesDocuments
+from windlass.models.packing import SeesDocuments
 from windlass.models.positions.learned_positions import learned_positions
-from windlass.models.sentences.sentence_head import HeadOutputs, SentenceHead
+from windlass.models.sentences import HeadOutputs, SentenceHead
 from windlass.models.tensor_parallel.sharding_rules import ShardingRule, TensorShardable
 
 SEGMENTS = 2

@@ -7,10 +7,10 @@ from torch import nn
 
 from windlass.models import bert
 from windlass.models.attention import Attention
-from windlass.models.context_parallel.divided_sequence import ContextParallelRank
+from windlass.models.context_parallel import ContextParallelRank
 from windlass.models.experts.routing import Router
 from windlass.models.init_weights import meta_copy
-from windlass.models.sentences.sentence_head import has_sentence_head
+from windlass.models.sentences import has_sentence_head
 from windlass.models.tensor_parallel.parallel_modules import SampleShard, ShardedDropout
 from windlass.models.transformer import (
     Block,

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 from torch.nn import functional
 
-from windlass.models.sentences.head_losses import HeadLosses
-from windlass.models.sentences.sentence_head import has_sentence_head
+from windlass.models.sentences import HeadLosses, has_sentence_head
 
 IGNORE_INDEX = -100
 """Target that does not count in the mean; torch's own default for cross-entropy."""

@@ -13,8 +13,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from windlass.models.config import Activation, TransformerConfig
-from windlass.models.context_parallel.token_runs import FROM_START, at_positions, count_in_runs
-from windlass.models.packing.documents import positions_in_documents
+from windlass.models.context_parallel import (
+    FROM_START,
+    at_positions,
+    count_in_runs,
+)
+from windlass.models.packing import positions_in_documents
 from windlass.models.positions.rope_scaling import RopeScaling
 from windlass.models.sparsity.imported_masks import RoleOutputs
 from windlass.models.sparsity.sparse_layers import Sparsifiable

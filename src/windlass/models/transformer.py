@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from windlass.models import bert
 from windlass.models.attention import Attention
 from windlass.models.config import TransformerConfig
-from windlass.models.context_parallel.token_runs import FROM_START
+from windlass.models.context_parallel import FROM_START
 from windlass.models.experts.mixture import build_feed_forward
 from windlass.models.experts.routing import has_capacity
 from windlass.models.images.vit import ClassHead, PatchEmbedding
@@ -18,7 +18,7 @@ from windlass.models.modules import (
     RotaryEmbedding,
     build_norm,
 )
-from windlass.models.packing.documents import SeesDocuments
+from windlass.models.packing import SeesDocuments
 from windlass.models.positions.learned_positions import learned_positions
 from windlass.models.tensor_parallel.sharding_rules import ShardingRule, TensorShardable
 

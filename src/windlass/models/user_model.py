@@ -14,7 +14,7 @@ from torch import nn
 
 from windlass.errors import ModelError, did_you_mean
 from windlass.models.catalog import ModelArgument
-from windlass.models.images.batch_norms import widen_batch_norms
+from windlass.models.images.resnet import widen_batch_norms
 from windlass.schema import meant_sizes
 
 

@@ -2,7 +2,7 @@ from .figures.comparison import batch_comparison_figure, machine_comparison_figu
 from .figures.dataflow import dataflow_figure, machines_curves_figure
 from .figures.figure_sheet import PLAN_FIGURES, figure_sheet
 from .figures.smallest_machine import smallest_machine_figure
-from .figures.svg import PALETTE_CSS, kind_colour, svg_size
+from .figures.svg import PALETTE_CSS, kind_colour, svg_size, write_png
 from .figures.sweep_figure import SweepAxis, SweepLine, sweep_figure
 from .formatting import (
     describe_plan, describe_speedup, describe_stack, describe_traffic, parallel_degrees,
@@ -12,11 +12,9 @@ from .html.arms_page import (
 )  # fmt: skip
 from .html.notebook import plan_notebook, run_notebook, runs_notebook
 from .html.plan_page import plan_page
-from .html.run_diff_page import run_diff_page
-from .html.run_page import run_page
+from .html.run_page import run_diff_page, run_page
 from .perfetto import perfetto_trace
 from .plan_forecast import PlanForecast
-from .png import write_png
 from .predicted_vs_measured import most_memory_bytes
 from .run_differences import describe_sigmas, input_line
 from .terminal.comparison_tables import (
@@ -27,14 +25,14 @@ from .terminal.dataflow_tables import (
     dataflow_table, describe_dataflow, describe_thresholds, machines_dataflow_table, section_table,
     sparsity_table,
 )  # fmt: skip
-from .terminal.expert_table import expert_table
+from .terminal.run_tables import expert_table, record_table, run_diff_table
 from .terminal.largest_model_table import largest_model_table
 from .terminal.live_view import TrainingView
-from .terminal.machine_tables import machine_table, machines_table, numbers_table
+from .terminal.machine_tables import (
+    machine_table, machines_table, numbers_table, stack_table, stacks_table,
+)  # fmt: skip
 from .terminal.plan_tables import memory_table, plan_table, prediction_table, runners_up_table
-from .terminal.run_tables import record_table, run_diff_table
 from .terminal.runs_table import columns_table, runs_table
-from .terminal.stack_tables import stack_table, stacks_table
 from .terminal.sweep_table import SweepRows, TrialRow, sweep_line, sweep_table, trial_line
 from .terminal.tables import fact_table
 from .terminal.verification_table import (

@@ -17,9 +17,8 @@ from windlass.runtime.checkpoint.export_huggingface import (
 from windlass.runtime.checkpoint.export_weights import (
     export_masks, export_weights, load_dense_weights,
 )  # fmt: skip
-from windlass.runtime.checkpoint.import_weights import import_weights
+from windlass.runtime.checkpoint.load_state import import_weights, load_weights, read_weight
 from windlass.runtime.checkpoint.layer_tensors import read_tensors
-from windlass.runtime.checkpoint.load_state import load_weights, read_weight
 from windlass.runtime.checkpoint.merge_shards import merge_shards, open_parts
 from windlass.runtime.checkpoint.safetensors_io import SavedFile, TensorPart
 from windlass.runtime.distributed.heartbeat import CompileHeartbeat, HeartbeatWriter
@@ -41,8 +40,7 @@ from windlass.runtime.inference.evaluations import Evaluations
 from windlass.runtime.inference.generate import SamplingOptions, generate_text
 from windlass.runtime.inference.inference_model import InferenceModel
 from windlass.runtime.inference.rank_passes import RankPasses
-from windlass.runtime.inference.rank_scorer import score_on_rank
-from windlass.runtime.inference.score_tasks import log_likelihoods
+from windlass.runtime.inference.score_tasks import log_likelihoods, score_on_rank
 from windlass.runtime.interpreter import OTHER_WORK_SLOT, Handlers, HeartbeatSlots
 from windlass.runtime.keyed_dropout import DropoutKeys, generator_seed, layer_key
 from windlass.runtime.layer_templates import (
@@ -52,7 +50,7 @@ from windlass.runtime.layer_templates import (
 )
 from windlass.runtime.memory_stats import MemoryLimit
 from windlass.runtime.offload.transfer_queue import TransferStats
-from windlass.runtime.optimizer_state.dtypes import DTYPES, master_dtype
+from windlass.runtime.optimizer_state.optimizer_state import DTYPES, master_dtype
 from windlass.runtime.optimizers.learning_rate import (
     learning_rate, rate_and_decay, require_group_matches,
 )  # fmt: skip

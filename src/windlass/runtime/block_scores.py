@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.library import custom_op
 
-from windlass.runtime.optimizer_state.dtypes import wide_dtype
+from windlass.runtime.optimizer_state.optimizer_state import wide_dtype
 from windlass.sparsity import BlockSparseLinear
 
 _STRIP_ELEMENTS = 2**21

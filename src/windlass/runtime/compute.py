@@ -16,14 +16,13 @@ from windlass.runtime.interpreter import Handlers
 from windlass.runtime.keyed_dropout import DropoutKeys, generator_seed, layer_key
 from windlass.runtime.layer_templates import LayerTemplate
 from windlass.runtime.offload.activations import ActivationOffloader
-from windlass.runtime.optimizer_state.dtypes import wide_dtype
+from windlass.runtime.optimizer_state.optimizer_state import wide_dtype
 from windlass.runtime.optimizers.optimizer import Optimizer
 from windlass.runtime.param_store import ParamStore
 from windlass.runtime.parameters import ModelParameter
 from windlass.runtime.rank_context import RankContext
-from windlass.runtime.step.split_backward import backward_input, backward_weight
 from windlass.runtime.step.step_inputs import StepInputs
-from windlass.runtime.step.step_state import StepState
+from windlass.runtime.step.step_state import StepState, backward_input, backward_weight
 from windlass.runtime.step_outcome import StepOutcome
 from windlass.torch_ext import Device
 

@@ -16,8 +16,12 @@ from torch import Tensor
 from windlass.models import materialize_layer
 from windlass.program import Program, layers_of_stage
 from windlass.runtime.checkpoint.checkpoint import Checkpoint
-from windlass.runtime.checkpoint.host_staging import HostStaging, host_staging
-from windlass.runtime.checkpoint.safetensors_io import SavedFile, write_tensors
+from windlass.runtime.checkpoint.safetensors_io import (
+    HostStaging,
+    SavedFile,
+    host_staging,
+    write_tensors,
+)
 from windlass.runtime.distributed.flat_weights import WeightPart, weight_parts
 from windlass.runtime.distributed.process_groups import ProcessGroups, SingleProcess
 from windlass.runtime.distributed.shards.device_layer import DeviceLayer
@@ -28,7 +32,7 @@ from windlass.runtime.offload.offload_tier import OffloadTier
 from windlass.runtime.offload.offloaded_layer import OffloadedLayer
 from windlass.runtime.offload.staging_buffers import StagingBuffers
 from windlass.runtime.offload.transfer_queue import TransferQueue
-from windlass.runtime.optimizer_state.averages import Averaging
+from windlass.runtime.optimizer_state.optimizer_state import Averaging
 from windlass.runtime.optimizers.optimizer import Optimizer
 from windlass.runtime.parameters import LayerParameters, ModelParameter
 from windlass.runtime.rank_context import RankContext

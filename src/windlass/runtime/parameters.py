@@ -12,10 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from windlass.models import LayerStack, materialize_layer
-from windlass.runtime.optimizer_state.averages import Averaging
-from windlass.runtime.optimizer_state.dtypes import DTYPES, master_dtype, wide_dtype
 from windlass.runtime.optimizer_state.factored_moment import FactoredMoment
-from windlass.runtime.optimizer_state.state_format import StateFormat
+from windlass.runtime.optimizer_state.optimizer_state import (
+    DTYPES,
+    Averaging,
+    StateFormat,
+    master_dtype,
+    wide_dtype,
+)
 from windlass.schema import Precision
 from windlass.torch_ext import CpuDevice, StoredMoment
 

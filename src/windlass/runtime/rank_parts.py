@@ -22,7 +22,7 @@ from windlass.runtime.offload.transfer_queue import (
     TransferStats,
     transfer_queue_for,
 )
-from windlass.runtime.optimizer_state.averages import averaging_of
+from windlass.runtime.optimizer_state.optimizer_state import averaging_of
 from windlass.runtime.optimizers.optimizer import Optimizer
 from windlass.runtime.param_store import ParamStore
 from windlass.runtime.rank_context import RankContext

@@ -14,9 +14,8 @@ import psutil  # type: ignore[import-untyped]
 
 from windlass.errors import RunInterrupted, WindlassError
 from windlass.sweep.jobs import Jobs
-from windlass.sweep.pruner import TrialCurve, decide, rungs
 from windlass.sweep.run_values import RunValues, read_run_end, read_run_values
-from windlass.sweep.sampler import next_point
+from windlass.sweep.sampler import TrialCurve, decide, next_point, rungs
 from windlass.sweep.sweep_file import SweepFolder, SweepRequest, Trial
 from windlass.units import format_bytes
 

@@ -1,5 +1,4 @@
-from .compile_cache import sealed_compile_cache
-from .compiled_methods import compile_method
+from .compile_cache import compile_method, sealed_compile_cache
 from .cpu_allocator import (
     FREE_MEMORY_BYTES, allocator_stats, install_allocator, set_memory_limit, trim_heap,
 )  # fmt: skip
@@ -9,9 +8,9 @@ from .numeric_settings import missing_deterministic_kernel, numerics, set_determ
 from .pinned_memory import PinnedMemory
 from .process_memory import bytes_left_under_limits, resident_bytes
 from .quantized_moments import (
-    PART_ELEMENTS, MomentCodec, StoredMoment, block_count, dither_key, moment_dtypes,
+    PART_ELEMENTS, MomentCodec, StochasticRounding, StoredMoment, block_count, dither_key,
+    moment_dtypes,
 )  # fmt: skip
-from .stochastic_rounding import StochasticRounding
 from .streams import Event, RecordedWork, Stream
 
 __all__ = [

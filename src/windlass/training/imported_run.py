@@ -16,7 +16,7 @@ from windlass.jobs import RUNS, base_of_adapters, own_tokenizer, plan
 from windlass.models import find_model_folder, is_peft_folder
 from windlass.schema import CHECKPOINT_FOLDER, CODE_FILE, ENVIRONMENT_FILE, TOKENIZER_FILE
 from windlass.tracking import collect_environment, create_run_folder, snapshot_code
-from windlass.training.inputs.model_config import save_model_config
+from windlass.training.inputs.run_data import save_model_config
 from windlass.training.preconditions import verified_programs
 from windlass.training.run_files import IMPORTED, run_documents
 from windlass.units import format_bytes

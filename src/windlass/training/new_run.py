@@ -36,10 +36,10 @@ from windlass.training.inputs.batches import (
 )
 from windlass.training.inputs.data_fit import require_vocabulary
 from windlass.training.inputs.job import require_named_data
-from windlass.training.inputs.model_config import save_model_config
 from windlass.training.inputs.run_data import (
     load_run_tokens,
     requested_text_fingerprint,
+    save_model_config,
     save_run_data,
 )
 from windlass.training.inputs.run_tasks import requested_tasks

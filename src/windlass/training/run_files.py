@@ -35,7 +35,7 @@ from windlass.tracking import (
     make_data_manifest,
     snapshot_code,
 )
-from windlass.training.inputs.model_config import with_saved_config
+from windlass.training.inputs.run_data import with_saved_config
 
 if TYPE_CHECKING:
     from windlass.data import ExampleDataset, TokenDataset

@@ -6,7 +6,7 @@ import pytest
 
 from factories import tiny_graph, tiny_machine, tiny_plan
 from windlass.cost import CompiledCode
-from windlass.jobs.kept.kept_code import load_kept_code, note_compiled_code
+from windlass.jobs.kept_results import load_kept_code, note_compiled_code
 
 GRAPH = tiny_graph()
 

@@ -7,7 +7,7 @@ import pytest
 from windlass import api
 from windlass.atomic_files import cache_folder
 from windlass.cost import CompiledCode
-from windlass.jobs.kept.kept_plans import load_kept_plan, plan_key
+from windlass.jobs.kept_results import load_kept_plan, plan_key
 
 SMALL = (
     "train.batch=8", "model.layers=2", "compile=false", "recompute=none", "phases=1",

@@ -13,7 +13,7 @@ import windlass
 from api.training.test_adapter_files import STEPS, base, hashes
 from command_line import TINY
 from windlass.errors import ModelError, RequestError, WindlassError
-from windlass.jobs.fine_tuning.peft_adapters import base_of_adapters
+from windlass.jobs.fine_tuning import base_of_adapters
 from windlass.jobs.planned import make_request
 from windlass.models.adapter_files.peft_adapter import PeftAdapter, linear_layers, peft_adapter
 from windlass.models.adapter_files.peft_folder import open_peft_folder

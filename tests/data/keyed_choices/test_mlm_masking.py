@@ -3,7 +3,7 @@
 import numpy as np
 from hypothesis import given, strategies as st
 
-from windlass.data.keyed_choices.mlm_masking import MlmMasking
+from windlass.data.keyed_choices import MlmMasking
 
 MASKING = MlmMasking(mask_token=300, vocabulary=256, ignore_index=-100)
 SEEDS = st.integers(0, 2**32)

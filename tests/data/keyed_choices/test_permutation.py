@@ -1,7 +1,7 @@
 import numpy as np
 from hypothesis import given, strategies as st
 
-from windlass.data.keyed_choices.permutation import keyed_number, keyed_permutation
+from windlass.data.keyed_choices import keyed_number, keyed_permutation
 
 
 @given(size=st.integers(1, 3000), key=st.integers(-(2**70), 2**70))

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from windlass.data.keyed_choices.source_mixture import source_mixture
+from windlass.data.keyed_choices import source_mixture
 from windlass.errors import DataError
 
 WEIGHTS = st.lists(st.floats(1e-6, 1e6), min_size=2, max_size=7)

@@ -7,8 +7,11 @@ import pytest
 import torch
 
 from windlass.models.build import build_layer_stack
-from windlass.models.context_parallel.divided_sequence import ContextParallelRank
-from windlass.models.context_parallel.token_runs import at_positions, count_in_runs
+from windlass.models.context_parallel import (
+    ContextParallelRank,
+    at_positions,
+    count_in_runs,
+)
 from windlass.models.context_parallel_layers import (
     can_divide_sequences,
     divide_sequence,

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from windlass.models.catalog import apply_model_arguments, model_config
 from windlass.models.config import ExpertConfig, TransformerConfig
-from windlass.models.context_parallel.divided_sequence import ContextParallelRank
+from windlass.models.context_parallel import ContextParallelRank
 from windlass.models.experts.grouped_products import grouped_linear
 from windlass.models.experts.mixture import MixtureOfExperts
 from windlass.models.experts.routing_ops import drop_late_tokens

@@ -15,7 +15,7 @@ from windlass.models.huggingface.image_fields import class_names
 from windlass.models.huggingface.write_config import config_content
 from windlass.models.layer_stack import LayerStack
 from windlass.models.loss import layer_loss
-from windlass.models.sentences.sentence_head import HeadOutputs
+from windlass.models.sentences import HeadOutputs
 
 VOCABULARY, SEQUENCE = 64, 20
 ROUNDING = 1e-5

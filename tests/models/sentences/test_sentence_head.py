@@ -3,7 +3,7 @@
 import torch
 
 from windlass.models.build import build_layer_stack
-from windlass.models.sentences.first_tokens import first_places
+from windlass.models.sentences import first_places
 from windlass.runtime.layer_templates import LayerTemplate
 
 CLOSE = 1e-12

@@ -11,8 +11,7 @@ from torch import Tensor
 from simulated_device import SCHEDULES, Schedule, SimulatedDevice
 from windlass.runtime.checkpoint.async_saver import AsyncSaver
 from windlass.runtime.checkpoint.checkpoint import Manifest, latest_checkpoint
-from windlass.runtime.checkpoint.host_staging import HostStaging
-from windlass.runtime.checkpoint.safetensors_io import SavedFile
+from windlass.runtime.checkpoint.safetensors_io import HostStaging, SavedFile
 from windlass.runtime.param_store import write_checkpoint_file
 
 BLOCK_BYTES = 4096

@@ -29,7 +29,7 @@ from power_cuts import without_power_cuts
 from windlass.data.batches import Batches
 from windlass.data.dataset_cache import prepare_dataset
 from windlass.data.examples import ExampleBatches, load_examples
-from windlass.data.keyed_choices.mlm_masking import MlmMasking
+from windlass.data.keyed_choices import MlmMasking
 from windlass.data.tasks.choices import EncodedChoice
 from windlass.data.token_files import TokenDataset
 from windlass.models.build import build_layer_stack

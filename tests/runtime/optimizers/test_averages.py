@@ -18,8 +18,7 @@ from windlass.runtime.checkpoint.run_checkpoints import (
     require_same_averages,
 )
 from windlass.runtime.inference.inference_model import InferenceModel
-from windlass.runtime.optimizer_state.averages import averaging_of
-from windlass.runtime.optimizer_state.state_format import StateFormat
+from windlass.runtime.optimizer_state.optimizer_state import StateFormat, averaging_of
 from windlass.runtime.optimizers.optimizer import Optimizer
 from windlass.runtime.parameters import new_master_parameter
 from windlass.runtime.rank_context import RankContext

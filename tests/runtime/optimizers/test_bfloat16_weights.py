@@ -13,7 +13,7 @@ from windlass.program.lowering.lower import lower
 from windlass.program.memory.layer_sizes import layer_kind_state_sizes
 from windlass.program.memory.optimizer_state import master_weight_errors
 from windlass.runtime.checkpoint.checkpoint import Checkpoint, latest_checkpoint
-from windlass.runtime.optimizer_state.state_format import StateFormat
+from windlass.runtime.optimizer_state.optimizer_state import StateFormat
 from windlass.runtime.optimizers.optimizer import Optimizer
 from windlass.runtime.parameters import new_master_parameter
 from windlass.runtime.rank_context import RankContext

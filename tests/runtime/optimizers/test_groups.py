@@ -6,7 +6,7 @@ from torch import nn
 
 import windlass
 from windlass.errors import InputErrors
-from windlass.runtime.optimizer_state.state_format import StateFormat
+from windlass.runtime.optimizer_state.optimizer_state import StateFormat
 from windlass.runtime.optimizers.learning_rate import learning_rate
 from windlass.runtime.optimizers.optimizer import Optimizer
 from windlass.runtime.parameters import new_master_parameter

@@ -7,7 +7,7 @@ from torch.backends import mkldnn
 from factories import tiny_graph, tiny_machine, tiny_plan
 from windlass.program.instruction import Instruction
 from windlass.program.memory.effects import InstructionEffects
-from windlass.runtime.optimizer_state.state_format import StateFormat
+from windlass.runtime.optimizer_state.optimizer_state import StateFormat
 from windlass.runtime.optimizers.optimizer import Optimizer
 from windlass.runtime.parameters import new_master_parameter
 from windlass.schema import TrainSettings, optimizer_law

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from windlass.runtime.optimizer_state.state_format import StateFormat
+from windlass.runtime.optimizer_state.optimizer_state import StateFormat
 from windlass.runtime.optimizers.learning_rate import learning_rate
 from windlass.runtime.optimizers.optimizer import Optimizer, SingleRank
 from windlass.runtime.parameters import MasterParameter, new_master_parameter

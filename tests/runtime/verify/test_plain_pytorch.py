@@ -13,7 +13,7 @@ import torch
 from windlass.data.batches import Batches
 from windlass.data.dataset_cache import prepare_dataset
 from windlass.data.excerpt import beginnings, write_excerpt
-from windlass.data.keyed_choices.mlm_masking import MlmMasking
+from windlass.data.keyed_choices import MlmMasking
 from windlass.data.packing.conversation_rows import conversation_batches
 from windlass.data.packing.masked_rows import masked_batches
 from windlass.data.packing.row_batches import RowBatches

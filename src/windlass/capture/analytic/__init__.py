@@ -7,8 +7,8 @@ that the trace is the one that a capture records; micro-batch and sequence are s
 
 from windlass.capture.analytic.graph import (
     analytic_graph, analytic_tensor_shards, analytic_traces, check_analytic_degrees,
+    parameter_count,
 )  # fmt: skip
-from windlass.capture.analytic.parameter_count import parameter_count
 
 __all__ = [
     "analytic_graph", "analytic_tensor_shards", "analytic_traces", "check_analytic_degrees",

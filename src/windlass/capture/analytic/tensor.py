@@ -5,8 +5,7 @@ from math import prod
 from typing import Literal, NamedTuple, Protocol
 
 from windlass.capture.analytic.strides import Shape, contiguous_strides
-from windlass.capture.trace import TracedCall
-from windlass.capture.trace_builder import TraceBuilder
+from windlass.capture.trace import TraceBuilder, TracedCall
 from windlass.schema import CollectiveKind, OpKind, TensorAxis
 
 DataType = Literal["float32", "bfloat16", "int64", "int32", "bool"]

@@ -35,9 +35,9 @@ from windlass.capture.trace import (
     BufferAccess,
     BufferRole,
     LayerTrace,
+    TraceBuilder,
     TracedCall,
 )
-from windlass.capture.trace_builder import TraceBuilder
 from windlass.models import (
     FusedLossSizes,
     checkpoint_selectively,

@@ -5,7 +5,7 @@ from dataclasses import KW_ONLY, dataclass
 
 from windlass.data.batches import TokenBatch
 from windlass.data.examples.example_dataset import ExampleDataset
-from windlass.data.keyed_choices.permutation import epoch_places, sample_indices
+from windlass.data.keyed_choices import epoch_places, sample_indices
 from windlass.data.targets import ExampleArray, target_counts
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from windlass.data.batches import TokenBatch
-from windlass.data.keyed_choices.mlm_masking import MlmMasking
+from windlass.data.keyed_choices import MlmMasking
 from windlass.data.packing.row_batches import Row, RowBatches, Split, order_rows
 from windlass.data.packing.row_layout import Integers, RowLayout, lay_out_pieces
 from windlass.data.token_files import TokenDataset

@@ -6,13 +6,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from windlass.data.batches import TokenBatch
-from windlass.data.keyed_choices.permutation import (
+from windlass.data.keyed_choices import (
     Indices,
+    SourceMixture,
     by_group,
     epoch_places,
     sample_indices,
+    source_mixture,
 )
-from windlass.data.keyed_choices.source_mixture import SourceMixture, source_mixture
 from windlass.data.packing.row_layout import RowLayout
 from windlass.data.token_files import TokenDataset
 

@@ -28,9 +28,8 @@ from windlass.hardware.probe.matmul import (
     matmul_rates,
 )
 from windlass.hardware.probe.operands import ColdMemory
-from windlass.hardware.probe.probe_bar import ProbeBar, ProbeProgress
 from windlass.hardware.probe.speed_check import speed_check_seconds
-from windlass.hardware.probe.stopwatch import BUDGET_SECONDS, Stopwatch
+from windlass.hardware.probe.stopwatch import BUDGET_SECONDS, ProbeBar, ProbeProgress, Stopwatch
 from windlass.schema import (
     PRECISION_BYTES,
     Device,

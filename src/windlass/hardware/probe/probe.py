@@ -44,9 +44,8 @@ from windlass.hardware.probe.memory_bandwidth import (
     update_call_seconds,
     update_rate,
 )
-from windlass.hardware.probe.probe_bar import ProbeBar, ProbeProgress
 from windlass.hardware.probe.speed_check import speed_check_seconds
-from windlass.hardware.probe.stopwatch import BUDGET_SECONDS, Stopwatch
+from windlass.hardware.probe.stopwatch import BUDGET_SECONDS, ProbeBar, ProbeProgress, Stopwatch
 from windlass.schema import (
     DEVICE_TIER,
     HOST_TIER,

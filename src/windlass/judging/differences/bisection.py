@@ -27,6 +27,7 @@ from windlass.judging.differences.code_versions import (
     CodeVersion,
     code_versions,
     find_first_bad_commit,
+    require_code_of_this_host,
 )
 from windlass.judging.differences.factors import (
     Factor,
@@ -35,7 +36,6 @@ from windlass.judging.differences.factors import (
     mixed_request,
     mixed_variables,
 )
-from windlass.judging.differences.recorded_code import require_code_of_this_host
 from windlass.judging.differences.short_run import ShortRun, metric_value, nearer_side, run_shortly
 from windlass.schema import PLAN_FILE
 from windlass.tracking import RunRecord, read_series

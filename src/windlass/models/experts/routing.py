@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from windlass.models.config import ExpertConfig
-from windlass.models.context_parallel.divided_sequence import ContextParallelRank
+from windlass.models.context_parallel import ContextParallelRank
 from windlass.models.experts.routing_ops import (
     add_dropped,
     add_load,

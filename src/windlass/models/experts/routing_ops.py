@@ -13,7 +13,7 @@ from torch.library import custom_op
 from torch.nn import functional
 
 from windlass.models.config import ExpertConfig
-from windlass.models.context_parallel.divided_sequence import ContextParallelRank
+from windlass.models.context_parallel import ContextParallelRank
 from windlass.models.tensor_parallel.collectives import process_group
 from windlass.schema import CONTEXT_RUNS
 

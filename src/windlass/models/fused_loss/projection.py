@@ -9,7 +9,7 @@ from torch.nn import functional
 from windlass.models.fused_loss.linear_cross_entropy import linear_cross_entropy
 from windlass.models.inspection.shape_inference import fake_state
 from windlass.models.loss import has_own_loss
-from windlass.models.sentences.sentence_head import token_output
+from windlass.models.sentences import token_output
 from windlass.schema import VOCABULARY_MULTIPLE
 
 _TARGETS = "targets"

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from windlass.models.config import TransformerConfig
 from windlass.models.modules import INIT_STD, Projection, build_norm
-from windlass.models.sentences.first_tokens import FirstTokens
+from windlass.models.sentences import FirstTokens
 from windlass.models.tensor_parallel.sharding_rules import ShardingRule, TensorShardable
 
 

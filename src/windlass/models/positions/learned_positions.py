@@ -2,8 +2,8 @@
 
 from torch import Tensor
 
-from windlass.models.context_parallel.token_runs import at_positions
-from windlass.models.packing.documents import positions_in_documents
+from windlass.models.context_parallel import at_positions
+from windlass.models.packing import positions_in_documents
 
 
 def learned_positions(

@@ -24,9 +24,14 @@ from torch import Tensor, nn
 from windlass.models.fine_tuning.lora import LoraLinear, RowLoraLinear
 from windlass.models.init_weights import meta_copy, set_parameter
 from windlass.models.loss import IGNORE_INDEX, set_layer_loss
-from windlass.models.sentences.first_tokens import FirstTokens, first_places
-from windlass.models.sentences.head_losses import ClassLoss, HeadLosses
-from windlass.models.sentences.sentence_head import SentenceHead, has_sentence_head
+from windlass.models.sentences import (
+    ClassLoss,
+    FirstTokens,
+    HeadLosses,
+    SentenceHead,
+    first_places,
+    has_sentence_head,
+)
 from windlass.models.tensor_parallel.collectives import (
     FeatureSplit,
     TensorParallelRank,

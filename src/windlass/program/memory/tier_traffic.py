@@ -4,9 +4,8 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from windlass.program.instruction import Instruction
-from windlass.program.memory.base_in_place import read_frozen_bytes
 from windlass.program.memory.layer_sizes import LayerSizes, plan_layer_sizes
-from windlass.program.memory.offloaded_bytes import update_state_bytes
+from windlass.program.memory.offloaded_bytes import read_frozen_bytes, update_state_bytes
 from windlass.program.phases import deferred_update_layers
 from windlass.schema import Graph, OffloadClass, Plan, optimizer_law
 

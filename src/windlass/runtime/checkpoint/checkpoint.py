@@ -33,7 +33,7 @@ from windlass.errors import CheckpointError
 from windlass.models import PLACES_SUFFIX
 from windlass.runtime.checkpoint.layer_tensors import BaseChangedError, read_places
 from windlass.runtime.checkpoint.safetensors_io import FileChecksum
-from windlass.runtime.optimizer_state.averages import Averaging
+from windlass.runtime.optimizer_state.optimizer_state import Averaging
 from windlass.runtime.step.step_state import LossScale
 
 MANIFEST_FILE = "manifest.json"

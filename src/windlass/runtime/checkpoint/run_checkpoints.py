@@ -23,7 +23,7 @@ from windlass.runtime.checkpoint.layer_tensors import frozen_file, places_file
 from windlass.runtime.checkpoint.merge_shards import merge_shards
 from windlass.runtime.checkpoint.safetensors_io import SavedFile, stream_tensors
 from windlass.runtime.layer_templates import LayerTemplate
-from windlass.runtime.optimizer_state.averages import Averaging, averaging_of
+from windlass.runtime.optimizer_state.optimizer_state import Averaging, averaging_of
 from windlass.runtime.rank_context import RankContext
 from windlass.runtime.step.step_state import LossScale
 

@@ -17,7 +17,7 @@ from windlass.program import (
 from windlass.runtime.distributed.process_groups import ProcessGroups
 from windlass.runtime.interpreter import Handler
 from windlass.runtime.layer_templates import LayerTemplate
-from windlass.runtime.optimizer_state.dtypes import DTYPES, grad_accum_dtype
+from windlass.runtime.optimizer_state.optimizer_state import DTYPES, grad_accum_dtype
 from windlass.runtime.parameters import NOT_LOADED, LayerParameters, ModelParameter
 from windlass.runtime.rank_context import RankContext
 from windlass.runtime.step.step_state import StepState

@@ -10,7 +10,7 @@ from windlass.data import TrainingBatches
 from windlass.runtime.inference.held_out_loss import HeldOutLoss, evaluate, with_averages
 from windlass.runtime.inference.rank_passes import RankPasses
 from windlass.runtime.inference.score_tasks import likelihoods_on_ranks
-from windlass.runtime.optimizer_state.averages import Averaging
+from windlass.runtime.optimizer_state.optimizer_state import Averaging
 from windlass.schema import TrainSettings
 
 

@@ -24,8 +24,7 @@ from windlass.models import (
 )
 from windlass.runtime.distributed.process_groups import DistContext
 from windlass.runtime.inference.rank_passes import PassStore, RankPasses
-from windlass.runtime.optimizer_state.averages import Averaging
-from windlass.runtime.optimizer_state.dtypes import DTYPES
+from windlass.runtime.optimizer_state.optimizer_state import DTYPES, Averaging
 from windlass.runtime.rank_context import RankContext
 from windlass.schema import SENTENCES_PER_ROW, Plan
 

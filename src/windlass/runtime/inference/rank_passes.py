@@ -11,7 +11,7 @@ from torch import Tensor
 from windlass.program import chunks_of_stage
 from windlass.runtime.distributed.process_groups import DistContext
 from windlass.runtime.layer_templates import LayerTemplate
-from windlass.runtime.optimizer_state.averages import Averaging
+from windlass.runtime.optimizer_state.optimizer_state import Averaging
 from windlass.runtime.parameters import LayerParameters
 from windlass.runtime.rank_context import RankContext
 

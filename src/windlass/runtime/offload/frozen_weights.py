@@ -20,7 +20,7 @@ from windlass.runtime.offload.backing_store import BackingStores
 from windlass.runtime.offload.direct_io import page_aligned_buffer, round_up_to_page
 from windlass.runtime.offload.state_layout import TensorRegion, frozen_layout, write_bytes
 from windlass.runtime.offload.transfer_queue import TransferStats
-from windlass.runtime.optimizer_state.dtypes import DTYPES
+from windlass.runtime.optimizer_state.optimizer_state import DTYPES
 from windlass.schema import DEVICE_TIER, HOST_TIER, Plan
 
 _PIECE_ELEMENTS = 2**20

@@ -20,8 +20,7 @@ from windlass.runtime.offload.frozen_weights import FrozenWeights, stand_as
 from windlass.runtime.offload.layer_state import OffloadedLayerState
 from windlass.runtime.offload.offload_tier import OffloadTier
 from windlass.runtime.offload.staging_buffers import StagingBuffers
-from windlass.runtime.optimizer_state.dtypes import stored_dtype
-from windlass.runtime.optimizer_state.state_format import state_format
+from windlass.runtime.optimizer_state.optimizer_state import state_format, stored_dtype
 from windlass.runtime.parameters import LayerParameters, MasterParameter, new_master_parameter
 
 

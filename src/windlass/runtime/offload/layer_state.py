@@ -35,10 +35,14 @@ from windlass.runtime.offload.state_layout import (
     write_tail,
 )
 from windlass.runtime.offload.transfer_queue import TransferQueue, TransferStats
-from windlass.runtime.optimizer_state.averages import Averaging
-from windlass.runtime.optimizer_state.dtypes import DTYPES, grad_accum_dtype, stored_dtype
 from windlass.runtime.optimizer_state.factored_moment import FactoredMoment
-from windlass.runtime.optimizer_state.state_format import state_format
+from windlass.runtime.optimizer_state.optimizer_state import (
+    DTYPES,
+    Averaging,
+    grad_accum_dtype,
+    state_format,
+    stored_dtype,
+)
 from windlass.runtime.optimizers.updates import Chunk
 from windlass.runtime.parameters import SHARD_SEPARATOR, MasterParameter
 from windlass.schema import DEVICE_TIER, Plan

@@ -33,8 +33,7 @@ from windlass.runtime.offload.layer_state import OffloadedLayerState
 from windlass.runtime.offload.offload_tier import OffloadTier, WaitingGradients
 from windlass.runtime.offload.staging_buffers import LayerUpdate
 from windlass.runtime.offload.transfer_queue import TransferHandle, TransferStats
-from windlass.runtime.optimizer_state.averages import Averaging
-from windlass.runtime.optimizer_state.dtypes import DTYPES
+from windlass.runtime.optimizer_state.optimizer_state import DTYPES, Averaging
 from windlass.runtime.parameters import (
     LayerParameters,
     ModelParameter,

@@ -17,7 +17,7 @@ from windlass.runtime.checkpoint.layer_tensors import PADDING
 from windlass.runtime.checkpoint.safetensors_io import DTYPE_NAMES, tensor_bytes
 from windlass.runtime.offload.backing_store import StoreHandle
 from windlass.runtime.offload.direct_io import PAGE_BYTES, page_aligned_buffer, round_up_to_page
-from windlass.runtime.optimizer_state.state_format import StateFormat
+from windlass.runtime.optimizer_state.optimizer_state import StateFormat
 from windlass.schema import MOMENT_BLOCK
 from windlass.torch_ext import block_count, moment_dtypes
 

@@ -8,14 +8,16 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from windlass.runtime.optimizer_state.averages import averaging_of
-from windlass.runtime.optimizers import muon
+from windlass.runtime.optimizer_state.optimizer_state import averaging_of
 from windlass.runtime.optimizers.gradient_norms import GradientNorms, flattened, in_groups
 from windlass.runtime.optimizers.learning_rate import NewestShares
 from windlass.runtime.optimizers.step_numbers import StepNumbers
 from windlass.runtime.optimizers.updates import UPDATES, Chunk, Hyperparameters, Scratch, adamw
 from windlass.runtime.optimizers.weight_steps import (
     WeightStep,
+    apply_orthogonal,
+    momentum_update,
+    orthogonal_parts,
     step_type,
     weight_step,
     whole_weight_passes,
@@ -286,12 +288,12 @@ class Optimizer(GradientNorms):
             own: Tensor | None = None
             if weight is not None and weight.gradient is not None:
                 gradient, weight.gradient = weight.gradient.to(weight.master.dtype), None
-                own = muon.momentum_update(weight.moments[0].values, gradient, own_hyper)
+                own = momentum_update(weight.moments[0].values, gradient, own_hyper)
             full = ranks.gather(name, own)
             rows = self._joined.get(name, ())
-            part = ranks.part(name, muon.orthogonal_parts(full, rows))
+            part = ranks.part(name, orthogonal_parts(full, rows))
             if weight is not None and own is not None:
-                muon.apply(
+                apply_orthogonal(
                     weight.master.detach(),
                     part,
                     max(*(rows or full.shape), full.size(1)),

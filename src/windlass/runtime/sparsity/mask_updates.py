@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from windlass.models import LayerStack, TensorParallelRank, layer_sharding
 from windlass.runtime.distributed.process_groups import ProcessGroups
 from windlass.runtime.layer_templates import LayerTemplate
-from windlass.runtime.optimizer_state.dtypes import master_dtype
+from windlass.runtime.optimizer_state.optimizer_state import master_dtype
 from windlass.runtime.param_store import ParamStore
 from windlass.runtime.rank_context import RankContext
 from windlass.schema import SparsityRequest

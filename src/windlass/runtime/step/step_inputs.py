@@ -21,7 +21,7 @@ from windlass.data import (
 from windlass.errors import RunBroken
 from windlass.models import HEAD_RESULTS, ContextParallelRank
 from windlass.runtime.keyed_dropout import sample_keys
-from windlass.runtime.optimizer_state.dtypes import DTYPES, master_dtype
+from windlass.runtime.optimizer_state.optimizer_state import DTYPES, master_dtype
 from windlass.runtime.rank_context import RankContext
 
 

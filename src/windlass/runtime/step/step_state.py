@@ -1,14 +1,56 @@
-"""StepState: the tensors that one rank holds between the instructions of a step; its loss scale."""
+"""StepState: the tensors that one rank holds between the instructions of a step; its loss scale.
 
-from collections.abc import Collection, Sequence
+The previous stage waits only for the input gradient; the weight gradients are needed by the update.
+torch.distributed.pipelining implements both passes: the first records the gradients that arrive at
+the weights on the way to the input, the second continues from there.
+"""
+
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Any, Self, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from windlass.document import Document
-from windlass.runtime.step.split_backward import DeferredWeightGrad
+
+DeferredWeightGrad = list[dict[str, Any]]
+"""What the input-gradient pass leaves for the weight-gradient pass; `Any`, as torch defines it."""
+
+
+def backward_input(
+    x: Tensor, output: Tensor, gradient: Tensor, weights: Sequence[Tensor]
+) -> tuple[Tensor | None, DeferredWeightGrad]:
+    """The gradient of a layer's input, and what `backward_weight` needs.
+
+    Args:
+        x: input of the layer; a leaf of the autograd graph.
+        output: output of the layer's forward pass; detached from its graph afterwards.
+        weights: weights of the layer; leaves of the autograd graph.
+    """
+    # Its import takes a second, and few runs split their backward passes.
+    from torch.distributed.pipelining._backward import stage_backward_input
+
+    (input_gradient,), deferred = stage_backward_input([output], [gradient], [x], _leaves(weights))
+    x.grad = None
+    return input_gradient, deferred
+
+
+def backward_weight(weights: Sequence[Tensor], deferred: DeferredWeightGrad) -> list[Tensor | None]:
+    """The gradients of a layer's weights, from what `backward_input` left."""
+    from torch.distributed.pipelining._backward import stage_backward_weight
+
+    stage_backward_weight(_leaves(weights), deferred)
+    gradients = [weight.grad for weight in weights]
+    for weight in weights:
+        weight.grad = None
+    return gradients
+
+
+def _leaves(weights: Sequence[Tensor]) -> Iterator[nn.Parameter]:
+    """The weights with the type that torch declares; any leaf tensor works."""
+    return cast("Iterator[nn.Parameter]", iter(weights))
+
 
 _Key = tuple[int, int]
 """Layer and micro-batch."""

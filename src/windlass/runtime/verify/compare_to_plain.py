@@ -17,7 +17,7 @@ from windlass.data import (
     SentencePairs,
 )
 from windlass.models import LayerStack, joined_matrices, materialize_layer
-from windlass.runtime.optimizer_state.dtypes import DTYPES
+from windlass.runtime.optimizer_state.optimizer_state import DTYPES
 from windlass.runtime.optimizers.learning_rate import learning_rate
 from windlass.runtime.verify.compare_runs import InstrumentedRun, checkpoint_layers
 from windlass.runtime.verify.error_record import (

@@ -2,10 +2,8 @@
 
 from windlass.schema.optimizers.law import (
     NEWTON_SCHULZ_STEPS, DefaultRate, LearningRateSchedule, OptimizerLaw, OptimizerName,
-    OtherOptimizer, UpdateScope, optimizer_law,
-)  # fmt: skip
-from windlass.schema.optimizers.settings import (
-    averaging_faults, optimizer_settings, unread_settings,
+    OtherOptimizer, UpdateScope, averaging_faults, optimizer_law, optimizer_settings,
+    unread_settings,
 )  # fmt: skip
 
 __all__ = [

@@ -23,9 +23,13 @@ from windlass.runtime.distributed.process_groups import PendingCollective
 from windlass.runtime.distributed.shards.flat_shard import LayerShard
 from windlass.runtime.distributed.shards.layer_part import LayerPart
 from windlass.runtime.distributed.shards.shard_ranks import ShardRanks
-from windlass.runtime.optimizer_state.averages import Averaging
-from windlass.runtime.optimizer_state.dtypes import DTYPES, master_dtype
-from windlass.runtime.optimizer_state.state_format import StateFormat, state_format
+from windlass.runtime.optimizer_state.optimizer_state import (
+    DTYPES,
+    Averaging,
+    StateFormat,
+    master_dtype,
+    state_format,
+)
 from windlass.runtime.optimizers.optimizer import Optimizer
 from windlass.runtime.parameters import (
     NOT_LOADED,

@@ -37,7 +37,7 @@ from windlass.runtime.distributed.process_groups import (
     ProcessGroups,
     SingleProcess,
 )
-from windlass.runtime.optimizer_state.dtypes import DTYPES, grad_accum_dtype, stored_dtype
+from windlass.runtime.optimizer_state.optimizer_state import DTYPES, grad_accum_dtype, stored_dtype
 from windlass.runtime.parameters import (
     NOT_LOADED,
     SHARD_SEPARATOR,

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from windlass.runtime.checkpoint.checkpoint import Checkpoint
 from windlass.runtime.distributed.shards.flat_shard import LayerShard
-from windlass.runtime.optimizer_state.averages import Averaging
+from windlass.runtime.optimizer_state.optimizer_state import Averaging
 from windlass.runtime.parameters import LayerParameters, ModelParameter
 
 

@@ -6,6 +6,9 @@ values of all tokens, whose gradients are scattered back; queries and all other 
 Source: Llama Team 2024, arXiv:2407.21783, section 3.3.2.
 
 Shape letters: b batch, s sequence, c ranks, g heads of keys, k head width.
+
+Usually that is one run from position 0 on; behind cached tokens it begins later, and a
+context-parallel rank has two runs of equal length.
 """
 
 from dataclasses import dataclass
@@ -86,3 +89,36 @@ class ContextParallelRank:
         by_rank = all_gather_autograd(own, group).unflatten(1, (self.degree, CONTEXT_RUNS, -1))
         early, late = by_rank.unbind(2)
         return torch.cat((early, late.flip(1)), dim=1).flatten(1, 2)
+
+
+FROM_START: tuple[int, ...] = (0,)
+"""The first position of the only run."""
+
+
+def count_in_runs(
+    count: int, firsts: tuple[int, ...], device: torch.device, *, dtype: torch.dtype
+) -> Tensor:
+    """Numbers that rise by one within each of some equally long runs, `[count]`.
+
+    Args:
+        count: how many numbers, a multiple of the number of runs.
+        firsts: the first number of each run.
+        device: where they are wanted.
+    """
+    length = count // len(firsts)
+    runs = [torch.arange(first, first + length, device=device, dtype=dtype) for first in firsts]
+    return runs[0] if len(runs) == 1 else torch.cat(runs)
+
+
+def at_positions(values: Tensor, count: int, firsts: tuple[int, ...], *, dim: int = 0) -> Tensor:
+    """What `values` has for some tokens of a sequence, such as rows of a table of positions.
+
+    Args:
+        values: something for each token of a whole sequence, along `dim`.
+        count: number of tokens, a multiple of the number of runs.
+        firsts: position of the first token of each run.
+        dim: the dimension of tokens.
+    """
+    length = count // len(firsts)
+    runs = [values.narrow(dim, first, length) for first in firsts]
+    return runs[0] if len(runs) == 1 else torch.cat(runs, dim=dim)

@@ -1,1 +1,0 @@
-"""Choices that follow from a key alone: orders, shares of sources, masks."""

@@ -1,1 +1,0 @@
-"""What adapters start from: those of another software, and weights of an earlier run."""

@@ -1,1 +1,0 @@
-"""What one command leaves for the next: outcomes of searches, and which code is compiled."""

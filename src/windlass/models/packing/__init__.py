@@ -1,1 +1,0 @@
-"""Rows of several documents, none of which sees another."""

@@ -1,1 +1,0 @@
-"""Heads that say a class of each text or pair of texts in a row."""
