@@ -62,5 +62,8 @@ Live = Annotated[Callable[..., Any] | None, Parameter(parse=False)]
 Watch = Annotated[Callable[[str, int, int | None], None] | None, Parameter(parse=False)]
 """A `Progress` or None: what shows how far the work is, which no word of a command line gives."""
 
+Ask = Annotated[Callable[[str], str] | None, Parameter(parse=False)]
+"""Asks the user a question and returns the answer; None where nobody can answer."""
+
 Written = Annotated[Path | None, "written"]
 """A file that the command writes, and names when it is done."""

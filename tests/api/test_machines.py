@@ -6,23 +6,23 @@ import pytest
 
 from windlass import api
 from windlass.errors import InputErrors
-from windlass.hardware import Question
 
 
 class Person:
     """Answers each question with the next of its answers for that key, and else takes the default.
 
     Args:
-        answers: key -> answers in the order in which they are given.
+        answers: how a question begins -> answers in the order in which they are given.
     """
 
     def __init__(self, **answers: list[str]) -> None:
         self.answers = answers
-        self.told: list[str | None] = []
+        self.asked: list[str] = []
 
-    def __call__(self, question: Question, wrong: str | None) -> str:
-        self.told.append(wrong)
-        left = self.answers.get(question.key, [])
+    def __call__(self, question: str) -> str:
+        self.asked.append(question)
+        word = question.splitlines()[-1].partition(":")[0].partition(" [")[0]
+        left = self.answers.get(word.replace(" ", "_"), [])
         return left.pop(0) if left else ""
 
 
@@ -30,7 +30,7 @@ def test_a_wrong_answer_is_asked_again_and_an_empty_one_takes_the_default(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.chdir(tmp_path)
-    person = Person(device=["", "h10", "h100"], hosts=["two", "2"], cards=["4?"])
+    person = Person(device=["", "h10", "h100"], hosts=["two", "2"], network_cards_in_a_host=["4?"])
     path = api.write_machine("ours", ask=person)
     machine = api.find_machine(str(path))
     assert machine.hosts == 2
@@ -38,8 +38,8 @@ def test_a_wrong_answer_is_asked_again_and_an_empty_one_takes_the_default(
     assert machine.source_of("hosts").how == "published"
     assert machine.source_of("links.network.shared_by").how == "guess"
     assert machine.source_of("devices_per_host").how == "guess"
-    assert sum("did you mean `h100`" in (wrong or "") for wrong in person.told) == 1
-    assert sum("'two' is not a number" in (wrong or "") for wrong in person.told) == 1
+    assert sum("did you mean `h100`" in question for question in person.asked) == 1
+    assert sum("'two' is not a number" in question for question in person.asked) == 1
 
 
 def test_what_was_given_wrong_is_refused_before_any_question(
@@ -49,5 +49,5 @@ def test_what_was_given_wrong_is_refused_before_any_question(
     person = Person()
     with pytest.raises(InputErrors, match="did you mean `hosts`"):
         api.write_machine("ours", "host=3", ask=person)
-    assert not person.told
+    assert not person.asked
     assert not list(tmp_path.iterdir())

@@ -1,9 +1,10 @@
 from windlass.answer import Answer, Bullets, json_text, word_table
-from windlass.api.commands import Fit, evaluate_tables, fit, keys, launch, models, validate
+from windlass.api.commands import Fit, evaluate_tables, fit, launch, validate
 from windlass.api.compare import ALL_MACHINES, batch, compare_machines, sparse_speedup
 from windlass.api.layer_dataflow import Dataflow, dataflow
 from windlass.api.limits.size_search import largest_model, measure_largest_model, require_local
 from windlass.api.limits.smallest_machine import smallest_machines
+from windlass.api.names import keys, models
 from windlass.api.proof import (
     VERIFICATION_STEPS, Check, check, rehearse, verification_steps, verified, verified_numerics,
 )  # fmt: skip

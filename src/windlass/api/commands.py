@@ -6,16 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from windlass.distributed import Scheduler, prepare_cluster_run
-from windlass.document import leaf_fields
 from windlass.errors import InputErrors, WindlassError
 from windlass.jobs import RUNS, Planned, Progress, plan
-from windlass.models import (
-    ResNetConfig,
-    TransformerConfig,
-    model_config,
-    model_names,
-    resnet_config,
-)
 from windlass.planner import explain_result
 from windlass.schema import (
     MemoryClass,
@@ -119,24 +111,6 @@ def launch(
         folder=folder,
         progress=progress,
     )
-
-
-def keys(pattern: str = "") -> dict[str, str]:
-    """The keys of a request, each with its meaning; `request.train.batch` is `train.batch`.
-
-    Args:
-        pattern: only keys with this text in their name or meaning.
-    """
-    meanings = {
-        key: " ".join((field.description or "").split()) for key, field in leaf_fields(Request)
-    }
-    wanted = pattern.lower()
-    return {key: text for key, text in meanings.items() if wanted in f"{key} {text}".lower()}
-
-
-def models() -> dict[str, TransformerConfig | ResNetConfig]:
-    """The models that can be named, each with its sizes."""
-    return {name: resnet_config(name) or model_config(name) for name in model_names()}
 
 
 def validate(*tables: str | Path) -> tuple["TableEvaluation", ...]:

@@ -11,8 +11,10 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 from cyclopts import Parameter
 
 from windlass import api
-from windlass.cli.console import ProgressBars, print_answer, print_notes, print_written
+from windlass.cli.console import ProgressBars, console, print_answer, print_notes, print_written
 
+_GIVEN = {"progress", "ask"}
+"""Arguments that the command line gives itself, and no word of it."""
 AsJson = Annotated[api.AsJson, Parameter(help="Print the result as JSON.")]
 
 
@@ -29,10 +31,11 @@ def as_command(function: Callable[..., Any]) -> Callable[..., None]:
 
     Args:
         function: takes what a command line gives, and returns an `Answer`, or another value as
-            `Annotated[Value, ShownValue]`; an argument `progress` is given bars, and each argument
-            of type `Written` is a file that it writes.
+            `Annotated[Value, ShownValue]`; an argument `progress` is given bars, `ask` asks on a
+            terminal, and each argument of type `Written` is a file that it writes.
     """
     signature, hints = inspect.signature(function), get_type_hints(function, include_extras=True)
+    given_here = _GIVEN & hints.keys()
     written = [name for name, hint in hints.items() if hint == api.Written]
 
     (show,) = getattr(hints["return"], "__metadata__", (None,))
@@ -40,8 +43,8 @@ def as_command(function: Callable[..., Any]) -> Callable[..., None]:
     @wraps(function)
     def command(*words: Any, as_json: bool = False, **options: Any) -> None:  # noqa: ANN401
         with ProgressBars() as progress:
-            if "progress" in hints:
-                options["progress"] = progress
+            services = {"progress": progress, "ask": _ask if _can_ask() else None}
+            options |= {name: services[name] for name in given_here}
             found = function(*words, **options)
         given = signature.bind(*words, **options).arguments
         answer: api.Answer = found if show is None else show(found, given)
@@ -51,12 +54,20 @@ def as_command(function: Callable[..., Any]) -> Callable[..., None]:
         if answer.exit_code:
             sys.exit(answer.exit_code)
 
-    parameters = [each for each in signature.parameters.values() if each.name != "progress"]
+    parameters = [each for each in signature.parameters.values() if each.name not in given_here]
     json = inspect.Parameter("as_json", inspect.Parameter.KEYWORD_ONLY, default=False)
     command.__signature__ = signature.replace(parameters=[*parameters, json])  # type: ignore[attr-defined]
     words = {name: _type_of_words(hint) for name, hint in hints.items() if name != "return"}
     command.__annotations__ = {**words, "as_json": AsJson}
     return command
+
+
+def _can_ask() -> bool:
+    return console.is_terminal and sys.stdin.isatty()
+
+
+def _ask(question: str) -> str:
+    return console.input(question).strip()
 
 
 def _type_of_words(hint: Any) -> Any:  # noqa: ANN401  a type

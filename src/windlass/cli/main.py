@@ -79,11 +79,11 @@ _COMMANDS = {
         "import-runs": "api.record.exchange.import_runs",
     },
     "Names and machines": {
-        "keys": "keys:keys",
-        "models": "machines:models",
+        "keys": "api.names.keys",
+        "models": "api.names.models",
         "machines": "machines:app",
-        "stacks": "stacks:stacks",
-        "probe": "machines:probe",
+        "stacks": "api.names.stacks",
+        "probe": "jobs.known_machines.probe",
         "doctor": "doctor:doctor",
     },
 }

@@ -1,16 +1,22 @@
 """The machines that a request can name: the catalogue's, and this one, measured on first use."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import get_args
+from typing import Annotated, get_args
 
+from rich.console import RenderableType
+
+from windlass.answer import Answer, Shown
 from windlass.atomic_files import atomic_write, cache_folder, data_folder, one_process
 from windlass.cost import head_width
 from windlass.errors import InputErrors, MachineError
+from windlass.flags import Ask, Flag, Watch
 from windlass.hardware import (
     LOCAL_MACHINE_FILE,
     Question,
+    StatedNumber,
     accelerator_names,
     answer_faults,
     device_names,
@@ -26,8 +32,10 @@ from windlass.hardware import (
     next_question,
     save_local_machine,
     save_user_machine,
+    stated_numbers,
     user_machine_names,
 )
+from windlass.report import MachinesTable, machine_table, numbers_table
 from windlass.schema import (
     HEAD_PARTS,
     OWN_STACK,
@@ -50,17 +58,43 @@ _LONG_SECONDS = 600.0
 _ANY_SEQUENCE = 512
 """Tokens of a sequence that head widths are read at; they are the same at every length."""
 
-Ask = Callable[[Question, str | None], str]
-"""Called with a question and what was wrong with its last answer; returns the answer."""
-
 Progress = Callable[[str, int, int | None], None]
 """Called with a label, the number of items done, and their total (None if it is not known)."""
 
 
-def machines() -> tuple[tuple[str, Machine], ...]:
-    """Name and machine of all that can be named: this one if measured, added ones, the catalogue's.
+class ShownMachines(Shown[tuple[tuple[str, Machine], ...]]):
+    """A table of machines."""
 
-    `NAME:N` is N hosts of a family; the machine beside that name has as many as it can have.
+    def lines(self) -> Iterable[RenderableType]:
+        """A row for each machine."""
+        if self.value[0][0] != HERE:
+            yield f"{HERE}: this machine, not measured yet; `windlass probe` does so"
+        yield MachinesTable(self.value)
+
+    def json_tree(self) -> object:
+        """What each machine is made of."""
+        return [
+            {
+                "name": name,
+                "devices": machine.devices,
+                "tiers": machine.device.tiers,
+                "peaks": {rate.precision: rate.peak for rate in machine.device.matmul},
+                "links": machine.links,
+                "execution_model": machine.execution_model,
+                "source": machine.source,
+            }
+            for name, machine in self.value
+        ]
+
+
+def machines() -> Annotated[tuple[tuple[str, Machine], ...], ShownMachines]:
+    """List the machines that can be named.
+
+    `NAME:N` is N hosts of a family: `dgx-a100-80gb:8` is 8 hosts of 8 devices.
+
+    Returns:
+        Name and machine: this one if measured, added ones, the catalogue's; that beside `NAME:N`
+        has as many hosts as it can have.
 
     Raises:
         InputErrors: a file of the catalogue cannot be read.
@@ -183,14 +217,68 @@ def _visible_part(
     return machine if device.kind == "cpu" else machine.with_devices(device.count())
 
 
-def write_machine(name: str, *answers: str, ask: Ask | None = None) -> Path:
-    """Writes `NAME.toml`, a machine of the user's own, and returns its path.
+@dataclass(frozen=True, slots=True)
+class MachineNumbers(Answer):
+    """Every number of a machine with its source."""
+
+    machine: Machine
+    numbers: tuple[StatedNumber, ...]
+
+    def lines(self) -> Iterable[RenderableType]:
+        """A row for each number."""
+        yield numbers_table(self.machine, self.numbers)
+
+    def json_tree(self) -> object:
+        """The machine, and its numbers by their paths."""
+        names = ("path", "value", "source")
+        numbers = [{name: getattr(number, name) for name in names} for number in self.numbers]
+        return {"machine": self.machine, "numbers": numbers}
+
+
+def show_machine(name: str = HERE, *, progress: Watch = None) -> MachineNumbers:
+    """Show every number of a machine with its source.
+
+    For example: `windlass machines show dgx-h100:4`.
 
     Args:
-        name: name of the machine, and of its file in the current folder.
-        answers: `key=value`, such as `device=h100`; a value that ends in `?` is marked as a guess.
-        ask: called with each question that they leave open; its answer may be empty, which takes
-            the default. None takes all defaults.
+        name: The machine; `here` is this one, and `NAME:N` is N hosts of a family.
+        progress: Called with how far a measurement is.
+
+    Raises:
+        MachineError: the name is unknown, or this machine cannot be measured.
+    """
+    machine = find_machine(name, progress=progress)
+    return MachineNumbers(machine, tuple(stated_numbers(machine)))
+
+
+class ShownFile(Shown[Path]):
+    """The file of a machine of the user's own."""
+
+    def lines(self) -> Iterable[RenderableType]:
+        """The machine, and what to do with its file."""
+        machine = find_machine(str(self.value))
+        guesses = [each for each in stated_numbers(machine) if each.source.how == "guess"]
+        yield machine_table(machine)
+        yield (
+            f"wrote {self.value}, with {len(guesses)} guesses; `windlass machines show "
+            f"{self.value}` lists them, and `windlass plan MODEL --on {self.value}` plans for it"
+        )
+
+
+def write_machine(name: str, *answers: str, ask: Ask = None) -> Annotated[Path, ShownFile]:
+    """Write a file for a machine of your own, NAME.toml, from a few answers.
+
+    On a terminal each question that is left open is asked, and Enter takes its default. An answer
+    that ends in `?`, and every default, is marked as a guess. The file is used as `--on NAME.toml`.
+
+    For example: `windlass machines new lab device=rtx-4090 devices=4 hosts=2 network=100Gb/s`.
+
+    Args:
+        name: Name of the machine, and of its file in this folder.
+        answers: Answers as `key=value`: `device` is one of the catalogue, or `other` with `peak`,
+            `memory` and `memory_rate`; then `devices`, `hosts`, `link`, `network`, `cards`,
+            `oversubscription`, `pod`, `host_memory`.
+        ask: Called with each question that they leave open; an empty answer takes the default.
 
     Raises:
         InputErrors: everything that is wrong with the name and the answers.
@@ -208,7 +296,7 @@ def write_machine(name: str, *answers: str, ask: Ask | None = None) -> Path:
     return path
 
 
-def _ask_the_rest(name: str, given: dict[str, str], ask: Ask) -> dict[str, str]:
+def _ask_the_rest(name: str, given: dict[str, str], ask: Callable[[str], str]) -> dict[str, str]:
     """All answers that are no defaults."""
     device = given.get("device", "").rstrip("?")
     faults = [fault for key in given for fault in answer_faults(key, given[key], device)]
@@ -218,7 +306,7 @@ def _ask_the_rest(name: str, given: dict[str, str], ask: Ask) -> dict[str, str]:
         raise InputErrors(faults)
     filled, wrong = dict(given), None
     while (question := next_question(filled)) is not None:
-        answer = ask(question, wrong)
+        answer = ask("\n".join(filter(None, (wrong, _prompt(question)))))
         device = filled.get("device", answer).rstrip("?")
         wrong = next(answer_faults(question.key, answer, device), None)
         if not answer and question.default is not None:
@@ -228,13 +316,40 @@ def _ask_the_rest(name: str, given: dict[str, str], ask: Ask) -> dict[str, str]:
     return given
 
 
-def add_machine(file: Path | str, name: str | None = None, *, replace: bool = False) -> Machine:
-    """Keeps the measured machine of a report of `windlass doctor` for this user, and returns it.
+def _prompt(question: Question) -> str:
+    hint = f" [{question.default}: {question.origin}]" if question.default else ""
+    return f"{question.text}{hint}: "
+
+
+class ShownMachine(Shown[Machine]):
+    """What a machine is."""
+
+    def lines(self) -> Iterable[RenderableType]:
+        """Its rates, memory and links."""
+        yield machine_table(self.value)
+
+
+class ShownAdded(ShownMachine):
+    """A machine that can be named from now on."""
+
+    def lines(self) -> Iterable[RenderableType]:
+        """What it is, and how it is used."""
+        name = self.value.name
+        yield from ShownMachine.lines(self)
+        yield f"added `{name}`; `windlass plan MODEL --on {name}` plans for it"
+
+
+def add_machine(
+    file: Path | str, name: str | None = None, *, replace: Flag = False
+) -> Annotated[Machine, ShownAdded]:
+    """Add the measured machine of a report of `windlass doctor`, so that plans can name it.
+
+    For example: `windlass machines add windlass-doctor.toml`, then `windlass plan MODEL --on NAME`.
 
     Args:
-        file: the report, from this machine or another.
-        name: its name in plans; None takes the report's.
-        replace: whether another machine of that name may be replaced.
+        file: The report, from this machine or from another one.
+        name: Its name in plans; the report's if not given.
+        replace: Replace another machine of that name.
 
     Raises:
         RequestError: the file cannot be read, or is another one.
@@ -252,11 +367,11 @@ def _added_folder() -> Path:
     return data_folder() / "machines"
 
 
-def probe(*, progress: Progress | None = None) -> Machine:
-    """Measures all of this machine, and keeps the result for this user.
+def probe(*, progress: Watch = None) -> Annotated[Machine, ShownMachine]:
+    """Measure all of this machine (about two minutes), and keep the result for this user.
 
     Args:
-        progress: called with how far the measurement is.
+        progress: Called with how far the measurement is.
 
     Raises:
         MachineError: something cannot be measured.

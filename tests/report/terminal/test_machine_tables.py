@@ -4,7 +4,7 @@ from report.made_runs import machine
 from report.rendering import render
 from windlass.hardware import catalog
 from windlass.hardware.number_sources import stated_numbers
-from windlass.report.terminal.machine_tables import machine_table, machines_table, numbers_table
+from windlass.report.terminal.machine_tables import MachinesTable, machine_table, numbers_table
 
 WIDTH = 80
 """Columns of a terminal window by default."""
@@ -37,7 +37,7 @@ def test_a_cluster_states_how_much_longer_the_slowest_host_takes():
 
 def test_every_machine_has_a_line_that_fits_a_terminal():
     all_of_them = [(name, catalog.load_machine(name)) for name in catalog.machine_names()]
-    lines = render(machines_table(all_of_them), WIDTH).splitlines()
+    lines = render(MachinesTable(all_of_them), WIDTH).splitlines()
     for name, known in all_of_them:
         (line,) = (line for line in lines if line.split()[:1] == [name])
         assert str(known.devices) in line
@@ -51,7 +51,7 @@ def test_a_narrow_terminal_shows_fewer_numbers_and_cuts_none():
     known = [(name, catalog.load_machine(name)) for name in ("dgx-h100", "ipu-pod256")]
     known += [("rtx-a5000-server:N", catalog.load_machine("rtx-a5000-server:512"))]
     for width in (48, 64, WIDTH):
-        text = render(machines_table(known, width), width)
+        text = render(MachinesTable(known), width)
         assert "…" not in text
         assert all(name in text for name, _ in known)
         assert ("160, 64, 25" in text) == (width > 62)

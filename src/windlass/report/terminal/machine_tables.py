@@ -1,10 +1,11 @@
 """Tables of machines: a summary of one, one row for each, and every number with its source."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 from rich import box
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
@@ -59,13 +60,19 @@ def machine_table(machine: Machine) -> RenderableType:
     return table
 
 
-def machines_table(machines: Sequence[tuple[str, Machine]], width: int = 80) -> RenderableType:
-    """One row for each machine, in groups: this one, clusters of GPUs, other clusters, devices.
+@dataclass(frozen=True, slots=True)
+class MachinesTable:
+    """One row for each machine, in groups: this one, clusters of GPUs, other clusters, devices."""
 
-    Args:
-        machines: the name to write in a request and the machine; for `NAME:N` the largest one.
-        width: columns of the terminal; a narrow one shows fewer of a machine's numbers.
-    """
+    machines: Sequence[tuple[str, Machine]]
+    """The name to write in a request and the machine; for `NAME:N` the largest one."""
+
+    def __rich_console__(self, _: Console, options: ConsoleOptions) -> RenderResult:
+        """The table; a narrow terminal shows fewer of a machine's numbers."""
+        yield _machines_table(self.machines, options.max_width)
+
+
+def _machines_table(machines: Sequence[tuple[str, Machine]], width: int) -> RenderableType:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     shown = [column for column, least in _COLUMNS if width >= least]
     for column in shown:
@@ -180,12 +187,18 @@ _WIDE = 76
 """Columns of a terminal from which what a stack is stands beside its name."""
 
 
-def stacks_table(stacks: Sequence[Stack], width: int = 80) -> RenderableType:
-    """What each stack is and can do, and how well its predictions are known.
+@dataclass(frozen=True, slots=True)
+class StacksTable:
+    """What each stack is and can do, and how well its predictions are known."""
 
-    Args:
-        width: columns of the terminal; on a narrow one, all but the name is in one column.
-    """
+    stacks: Sequence[Stack]
+
+    def __rich_console__(self, _: Console, options: ConsoleOptions) -> RenderResult:
+        """The table; on a narrow terminal, all but the name is in one column."""
+        yield _stacks_table(self.stacks, options.max_width)
+
+
+def _stacks_table(stacks: Sequence[Stack], width: int) -> RenderableType:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("stack", no_wrap=True)
     if width >= _WIDE:
