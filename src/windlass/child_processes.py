@@ -20,7 +20,6 @@ def module_command(module: str, *words: str) -> list[str]:
 
     Args:
         module: the module's full name; that of a package means its `__main__`.
-        words: what follows on the command line.
     """
     return [sys.executable, "-P", "-m", module, *words]
 
@@ -65,7 +64,6 @@ class ChildProcesses:
         """Starts a process, whose input is a pipe from this one.
 
         Args:
-            words: what follows the command.
             name: its name in `ps` and `top` if it is forked.
             output: `PIPE`, `DEVNULL`, or None for the output of this process.
             errors: receives its error stream.

@@ -106,8 +106,6 @@ class ForkServer:
         Args:
             name: its name in `ps` and `top`.
             output: `PIPE`, `DEVNULL`, or None for the output of this process.
-            errors: receives its error stream.
-            environment: all of its environment variables.
 
         Raises:
             OSError: the server is gone, or does not answer.
@@ -155,9 +153,6 @@ def serve_forks(channel: int) -> ForkRequest:
     """Forks processes as they are asked for; returns in each of them, and never in the server.
 
     The server ends with the process that asks. No thread may run when this is called.
-
-    Args:
-        channel: the number of the socket.
     """
     with socket.socket(fileno=channel) as asked:
         asked.send(_READY)

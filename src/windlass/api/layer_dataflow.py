@@ -206,11 +206,7 @@ def _subject(
 
 
 def _layer_run(graph: Graph, kind: str | None) -> LayerRun:
-    """The largest run of layers of a kind, or of any kind.
-
-    Raises:
-        RequestError: the model has no such kind.
-    """
+    """The largest run of layers of a kind, or of any kind."""
     runs = [run for run in graph.layer_runs if kind in (None, run.kind)]
     if not runs:
         kinds = list(dict.fromkeys(run.kind for run in graph.layer_runs))

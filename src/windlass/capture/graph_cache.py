@@ -31,7 +31,6 @@ def save_graph(folder: Path, key: str, graph: Graph) -> None:
     Args:
         folder: folder of the cache; it is created if missing.
         key: letters, digits, `-`, `_` and `.` only, such as a fingerprint.
-        graph: replaces what was stored under the key.
     """
     atomic_write(_path(folder, key), seal(graph.to_json().encode()))
 

@@ -30,7 +30,6 @@ def batch_of_step(step: int, skipped: Sequence[str] | None) -> int:
     """The number of the batch that a step takes, which is its own if no batch is left out.
 
     Args:
-        step: step, counted from 1.
         skipped: ranges of batches that are left out, such as `120-125`, in any order.
     """
     ends = [text.partition("-")[::2] for text in skipped or ()]
@@ -109,7 +108,6 @@ class Batches:
         """Inputs and targets `Int[count s]` of consecutive samples of a step.
 
         Args:
-            step: step, counted from 1.
             first: index of the first sample in the global batch, from 0.
             count: number of samples; None takes the rest of the batch.
         """
@@ -209,7 +207,6 @@ class Batches:
         """Offset in the training tokens of samples of one source, `Int[sample]`.
 
         Args:
-            source: index of the source.
             indices: which of the source's samples, counted over all its epochs, `Int[sample]`.
         """
         first, end = self._rings[source : source + 2]

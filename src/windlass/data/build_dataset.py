@@ -73,9 +73,6 @@ def write_token_files(
 
     Args:
         folder: folder to write, which is missing or empty.
-        summary: summary of the same reader.
-        tokenizer: tokenizer that encodes every document.
-        progress: called with "encoding" and bytes of text.
     """
     folder.mkdir(parents=True, exist_ok=True)
     dtype = np.dtype("<u2" if tokenizer.vocabulary <= 2**16 else "<u4")

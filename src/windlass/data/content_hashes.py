@@ -43,9 +43,7 @@ def hash_files(
     """Hashes each file, or takes its hash from the cache.
 
     Args:
-        files: files of one corpus.
         cache: folder in which hashes are kept between calls.
-        progress: called with "checking files" and their number.
 
     Raises:
         DataError: a file cannot be read.

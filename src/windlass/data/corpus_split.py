@@ -133,11 +133,7 @@ class CorpusSummary:
     """Number of corpora that are trained on; one that follows is for validation."""
 
     def is_held_out(self, corpus: int, name: str) -> bool:
-        """Whether a document is never trained on.
-
-        Args:
-            corpus: index of its corpus.
-        """
+        """Whether a document is never trained on."""
         return corpus >= self.training_corpora or hash_fraction(name, "split") < self.held_out_below
 
 

@@ -60,11 +60,6 @@ def prepare_dataset(
 ) -> TokenDataset:
     """The tokens of a request's text, from the cache if its files were tokenised like this before.
 
-    Args:
-        data: sources, tokenizer and split.
-        cache: folder of all prepared corpora.
-        progress: called with the progress of a first preparation.
-
     Raises:
         DataError: the source or tokenizer is missing, empty, too short or changed while read.
     """
@@ -126,11 +121,7 @@ def text_fingerprint(data: DataRequest, *, cache: Path) -> str:
 
 
 def _row_format(data: DataRequest) -> RowFormat:
-    """How the request's tables are read.
-
-    Raises:
-        DataError: there is no such chat template, or it is none.
-    """
+    """How the request's tables are read."""
     if data.format == "text":
         return TextRows(data.text_field)
     template = find_chat_template(
@@ -162,11 +153,7 @@ def _recipe(
 
 
 def _refuse_validation_in_training(corpora: Corpora, hashed: _HashedCorpora) -> None:
-    """Refuses files of the validation text that are also trained on.
-
-    Raises:
-        DataError: a file is in both, by its content.
-    """
+    """Refuses files of the validation text that are also trained on."""
     if corpora.validation is None:
         return
     *training, validation = hashed
@@ -212,9 +199,6 @@ def _prepare(
     """Builds a folder of tokens, which appears if no source file has changed.
 
     Args:
-        folder: folder of the finished tokens.
-        data: names the tokenizer, and the vocabulary size of a trained one.
-        progress: called with the progress.
         hashed: state of the corpus's files before reading.
     """
     with atomic_folder(folder, replaces=True) as temporary:  # a damaged one is replaced

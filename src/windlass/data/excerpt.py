@@ -39,7 +39,6 @@ def write_excerpt(
     Statistics of the text stay those of the other one.
 
     Args:
-        tokens: the tokens to take from.
         folder: folder to create; it must not exist.
         train: the documents of each source.
     """
@@ -67,7 +66,6 @@ def beginnings(
     """The beginnings of the texts of each source, and of the held-out text, cut into documents.
 
     Args:
-        tokens: the tokens to take from.
         train: most tokens to take from each source.
         held_out: most held-out tokens to take.
         documents: number of documents of each text.

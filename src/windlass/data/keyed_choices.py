@@ -76,9 +76,7 @@ def sample_indices(step: int, first: int, count: int, batch: int) -> Indices:
     """Indices over the whole run of consecutive samples of a step, `Int[count]`.
 
     Args:
-        step: step, counted from 1.
         first: index of the first sample in the global batch, from 0.
-        count: number of samples.
         batch: global batch in samples.
     """
     if step < 1 or first < 0 or count < 0 or first + count > batch:

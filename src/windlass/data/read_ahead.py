@@ -43,7 +43,6 @@ class ReadAhead:
 
         Args:
             step: step, counted from 1.
-            micro_batch: index of the micro-batch in the step.
         """
         place, ahead = _Place(step, micro_batch), self._ahead
         is_ready = ahead is not None and ahead[0] == place

@@ -223,7 +223,6 @@ def read_documents(
 
     Args:
         file: the file, read as JSON, Parquet, Arrow or text.
-        rows: what the rows of a table hold.
 
     Raises:
         DataError: a package that the format needs is missing.

@@ -75,7 +75,6 @@ class Corpus:
         """All documents, or why one cannot be read, in the corpus's order.
 
         Args:
-            rows: what the rows of a table hold.
             limit_bytes: stops after the document that reaches this many bytes; None reads all.
         """
         nbytes = 0
@@ -184,11 +183,7 @@ def find_corpus(source: str) -> Corpus:
 
 
 def _lone_file(source: str, path: Path) -> SourceFile:
-    """The file that a source names.
-
-    Raises:
-        DataError: it is no text, or one value of JSON that is no table.
-    """
+    """The file that a source names."""
     layout, suffix = find_json_layout(path), plain_suffix(path)
     if layout is not None and layout.form == "object" and suffix == ".json":
         raise DataError(

@@ -29,11 +29,7 @@ class DatasetStatistics(Document):
 
 
 def dataset_statistics(data: DataRequest, tokens: TokenDataset) -> DatasetStatistics:
-    """The statistics of a request's text.
-
-    Args:
-        tokens: what it was prepared to.
-    """
+    """The statistics of a request's text."""
     sources = tokens.meta.train.sources
     shares = source_mixture(data.weights or [part.tokens for part in sources], 0).shares
     lengths = np.quantile(np.diff(tokens.documents.starts), DatasetStatistics.quantiles)

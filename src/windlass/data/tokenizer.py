@@ -198,7 +198,6 @@ def encode_in_time(
 
     Args:
         encode: `encode_batch` of a tokenizer.
-        texts: what it is given.
         seconds: time that it may take for no text at all.
 
     Raises:

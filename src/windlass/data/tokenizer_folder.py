@@ -169,11 +169,7 @@ def _read(folder: Path) -> tuple[str, dict[str, str]]:
 
 
 def _added_tokens(folder: Path) -> dict[int, Mapping[str, Any]]:
-    """The tokens that `tokenizer_config.json` adds, by id (`Any`: each is a table of JSON).
-
-    Raises:
-        DataError: the file is no JSON object.
-    """
+    """The tokens that `tokenizer_config.json` adds, by id (`Any`: each is a table of JSON)."""
     table = tokenizer_config(folder).get("added_tokens_decoder")
     entries = table.items() if isinstance(table, dict) else ()
     return {

@@ -213,12 +213,7 @@ def _run_attempt(
 def _wait_for_hosts(
     store: "StatusStore", host: ClusterHost, seconds: float, stop: Callable[[], bool]
 ) -> None:
-    """Returns when all hosts are there.
-
-    Raises:
-        RunBroken: some are not, or the store cannot be reached.
-        RunInterrupted: the caller's `stop` returned True.
-    """
+    """Returns when all hosts are there."""
     end, place = time.monotonic() + seconds, f"HEAD={host.head}, port {host.port}"
     while store.missing_hosts:
         store.exchange(_POLL_SECONDS)
@@ -314,11 +309,7 @@ def run_cluster_rank(folder: Path, cluster_rank: ClusterRank) -> Iterator[Iterat
 
 
 def _rendezvous(folder: Path, place: ClusterRank, world_size: int) -> "Rendezvous":
-    """Where the ranks of one attempt find each other.
-
-    Raises:
-        RequestError: neither a file nor an address of the store is given.
-    """
+    """Where the ranks of one attempt find each other."""
     from windlass.runtime import HeadAddress, Rendezvous
 
     if place.head is not None and place.port is not None:

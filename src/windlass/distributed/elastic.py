@@ -77,11 +77,7 @@ def shrink_parallelism(parallelism: Parallelism, request: ResolvedRequest) -> Pa
 
 
 def parallelism_overrides(planned: Planned, parallelism: Parallelism) -> tuple[str, ...]:
-    """Overrides that give a request other degrees, and keep the rest of it valid and unchanged.
-
-    Args:
-        planned: the run with its present degrees.
-    """
+    """Overrides that give a request other degrees, and keep the rest of it valid and unchanged."""
     request, batch = planned.request, planned.plan.batch
     overrides = [
         f"parallel.{name}={getattr(parallelism, name)}"

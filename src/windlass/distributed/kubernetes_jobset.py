@@ -182,12 +182,7 @@ spec:
 
 
 def _limits(job: ClusterJob, kubernetes: KubernetesJob) -> dict[str, str]:
-    """What each pod may take.
-
-    Raises:
-        InputErrors: all values that cannot stand in a file of text.
-        RequestError: the memory is no quantity.
-    """
+    """What each pod may take."""
     memory = kubernetes.host_memory
     values = {"--image": kubernetes.image, "--volume-claim": kubernetes.volume_claim}
     require_plain_text({"the folder": str(job.folder), "--host-memory": memory} | values)

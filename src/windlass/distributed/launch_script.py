@@ -269,11 +269,7 @@ def _directives(job: ClusterJob, slurm: SlurmJob) -> Iterator[str]:
 
 
 def _sbatch_value(name: str, value: str) -> str:
-    """A value as sbatch reads it: its options have words, quotes and comments of their own.
-
-    Raises:
-        RequestError: it holds more than one word.
-    """
+    """A value as sbatch reads it: its options have words, quotes and comments of their own."""
     if not value or set(value) & set("\"'\\#") or len(value.split()) != 1:
         raise RequestError(
             f"`--{name}` is {value!r}, which sbatch would not read as one word; "

@@ -99,7 +99,6 @@ def joined_ranks(process: RankProcess, store: Path, rank: int, attempt: int) -> 
 
     Args:
         store: file of the store where the ranks meet.
-        attempt: number of this attempt at the run.
     """
     from windlass.runtime import Rendezvous, destroy_process_group, init_process_group
 

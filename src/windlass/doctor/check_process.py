@@ -67,9 +67,7 @@ def run_checks(
     After a check that failed, new processes go on with the next one.
 
     Args:
-        run: the checks and where they run.
         folder: an empty folder for what they write.
-        progress: called with what runs.
     """
     names: list[str] = []
     done = 0

@@ -90,7 +90,6 @@ def recorded_run(task: WorkerTask, request: Sequence[str]) -> Finding:
     """A whole run whose steps are recorded, beside the same run kernel by kernel.
 
     Args:
-        task: the device and an empty folder.
         request: a small model and how it trains, with deterministic kernels.
     """
     require_recording(task.computes_on())
@@ -99,10 +98,6 @@ def recorded_run(task: WorkerTask, request: Sequence[str]) -> Finding:
 
 def same_losses(folder: Path, request: Sequence[str], pin: str) -> Finding:
     """A run under a pin, beside one without it: losses and norms are the same bit for bit.
-
-    Args:
-        folder: both runs are kept in it.
-        request: a model and overrides.
 
     Raises:
         WrongResultError: they differ.

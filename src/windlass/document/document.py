@@ -98,10 +98,6 @@ class Document(BaseModel):
     def origins(cls, file: Path | None = None, overrides: Sequence[str] = ()) -> dict[str, str]:
         """Where each key that is given comes from, by dotted key: `file:line`, or the override.
 
-        Args:
-            file: a TOML or JSON file that `resolve` accepts.
-            overrides: overrides that `resolve` accepts.
-
         Raises:
             RequestError: the file or an override cannot be read.
         """

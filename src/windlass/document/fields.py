@@ -33,7 +33,6 @@ def format_overrides(values: Mapping[str, object], table: str = "") -> tuple[str
     """The words `key=value` that set some keys.
 
     Args:
-        values: the value of each key.
         table: precedes each key, such as `model.`.
     """
     return tuple(f"{table}{key}={format_value(value)}" for key, value in values.items())

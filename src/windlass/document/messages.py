@@ -38,8 +38,6 @@ def message(
     Args:
         item: the error as pydantic reports it.
         origin: where each key that is given comes from.
-        file: the document's file, if it has one.
-        synonyms: words of other software for keys and values.
     """
     loc: KeyPath = item["loc"]
     where, name = describe_origin(_blamed(loc, str(item["msg"]), origin), origin, file), dotted(loc)
@@ -65,7 +63,6 @@ def meant_keys(cls: type[BaseModel], word: str, synonyms: Synonyms) -> list[str]
 
     Args:
         word: the word, with or without the tables that it stands in.
-        synonyms: words of other software for keys.
     """
     last = word.rpartition(".")[2]
     leaves = [key for key, _ in leaf_fields(cls)]
@@ -104,7 +101,6 @@ def _suggestion(cls: type[BaseModel], loc: KeyPath, given: KeyPath, synonyms: Sy
 
     Args:
         given: the key that was given, `loc` or one below it.
-        synonyms: words of other software for keys.
     """
     if meant := meant_keys(cls, dotted(given), synonyms):
         return did_you_mean_any(meant)

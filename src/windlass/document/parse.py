@@ -113,11 +113,7 @@ def _parse_problem(error: Exception) -> str:
 
 
 def _value(text: str) -> object:
-    """The TOML value of an override; anything that is not TOML is a string.
-
-    Raises:
-        RequestError: it is nested too deep, or a number has too many digits to be read.
-    """
+    """The TOML value of an override; anything that is not TOML is a string."""
     try:
         tree = _parse_toml(f"value = {text}")
     except tomllib.TOMLDecodeError:
@@ -202,9 +198,6 @@ def _keys(tree: object) -> Iterator[KeyPath]:
 def read_json_object(path: Path, fault: type[WindlassError]) -> dict[str, Any]:
     """The object in a JSON file; `Any` because it is not validated yet.
 
-    Args:
-        fault: what is raised.
-
     Raises:
         WindlassError: it cannot be read, is no JSON object, or has a key twice.
     """
@@ -220,11 +213,7 @@ def read_json_object(path: Path, fault: type[WindlassError]) -> dict[str, Any]:
 
 
 def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of a JSON file, whose keys must differ.
-
-    Raises:
-        ValueError: a key stands there twice.
-    """
+    """An object of a JSON file, whose keys must differ."""
     table = dict(pairs)
     if len(table) < len(pairs):
         names = [key for key, _ in pairs]

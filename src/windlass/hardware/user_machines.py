@@ -61,7 +61,6 @@ def save_user_machine(folder: Path, machine: Machine, *, replace: bool = False) 
     Args:
         folder: the folder; made if it is missing.
         machine: a machine of `machine_of_report`.
-        replace: whether another machine of that name may be replaced.
 
     Raises:
         MachineError: another machine has this name.
@@ -78,12 +77,7 @@ def save_user_machine(folder: Path, machine: Machine, *, replace: bool = False) 
 
 
 def _read_report(file: Path) -> DoctorReport:
-    """The report in a file.
-
-    Raises:
-        RequestError: the file cannot be read, or describes a machine.
-        InputErrors: everything that is wrong in the file.
-    """
+    """The report in a file."""
     try:
         return DoctorReport.load(file)
     except InputErrors:
@@ -100,11 +94,7 @@ def _read_report(file: Path) -> DoctorReport:
 
 
 def _require_faultless(path: Path, machine: Machine) -> None:
-    """Refuses a machine with numbers that no machine has.
-
-    Raises:
-        InputErrors: everything that is wrong with it.
-    """
+    """Refuses a machine with numbers that no machine has."""
     faults = [f"{path}: {fault}" for fault in machine_faults(machine)]
     if faults:
         raise InputErrors(faults)

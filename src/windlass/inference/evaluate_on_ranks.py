@@ -113,10 +113,8 @@ def plan_ranks(
     """A run's model on the ranks of another plan, in float32; nothing is started yet.
 
     Args:
-        checkpoint: one of its checkpoints.
         overrides: `key=value` of the plan, such as `parallel.pipeline=2`.
         ema: whether averages that are kept beside the weights answer.
-        progress: called with how far planning is.
 
     Raises:
         RequestError: an override is none of a plan's, or the plan is not one of several devices

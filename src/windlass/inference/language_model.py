@@ -245,9 +245,6 @@ def open_language_model(
     """The model of a checkpoint of a run, while the context is open.
 
     Args:
-        planned: its plan and request.
-        checkpoint: one of its checkpoints.
-        objects: what the run was given as objects, such as its model.
         phases: groups of layers that take turns in memory; 1 loads all of them.
         ema: whether averages that are kept beside the weights are meant.
 
@@ -288,11 +285,7 @@ def _read_model(
 
 
 def _require_language_model(record: RunRecord, model: str) -> None:
-    """Refuses a run whose model cannot say how likely a text is.
-
-    Raises:
-        RequestError: it predicts masked tokens, was given as an object, or has no tokenizer.
-    """
+    """Refuses a run whose model cannot say how likely a text is."""
     run = f"run `{record.folder.name}`"
     if not is_causal(model):
         raise RequestError(

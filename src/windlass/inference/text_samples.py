@@ -228,11 +228,7 @@ def _writing_model(
     phases: int,
     ema: bool,
 ) -> Iterator[LanguageModel]:
-    """The model of a run that can write text.
-
-    Raises:
-        RequestError: it predicts masked tokens, or the run has no tokenizer.
-    """
+    """The model of a run that can write text."""
     planned = planned_from_record(record)
     require_unchanged(record, TOKENIZER_FILE)
     if not is_causal(planned.request.model.name):
@@ -288,12 +284,7 @@ def usual_system_prompt(meta: Mapping[str, object]) -> tuple[str, str | None]:
 
 
 def _chat_template(record: RunRecord) -> "ChatTemplate":
-    """The template that a run keeps, or that of the Hugging Face folder that it began with.
-
-    Raises:
-        RequestError: there is neither.
-        DataError: it is no template.
-    """
+    """The template that a run keeps, or that of the Hugging Face folder that it began with."""
     from windlass.data import find_chat_template
 
     request = planned_from_record(record).request

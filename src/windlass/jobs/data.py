@@ -91,7 +91,6 @@ def measure_data(
 
     Args:
         fine_tunes: whether the weights are trained already; those of a Hugging Face folder are.
-        progress: called with how far reading is.
 
     Returns:
         Their size; None if nothing that the request leaves open follows from it, or if they are not
@@ -139,11 +138,7 @@ def estimate_data(data: DataRequest) -> DataSize | None:
 
 
 def size_of(data: "TokenDataset | ExampleDataset", request: Request) -> DataSize:
-    """How much there is to train on in data that are prepared.
-
-    Args:
-        request: what they were prepared for.
-    """
+    """How much there is to train on in data that are prepared."""
     from windlass.data import ExampleDataset
 
     is_named = not has_own_text(request.data)
@@ -186,11 +181,7 @@ def _is_on_hub(data: DataRequest) -> bool:
 
 
 def _labelled_texts(request: Request) -> "ExampleDataset":
-    """Texts with classes, as the request's model takes them.
-
-    Raises:
-        DataError: the model says no class of a text, or there are no such texts.
-    """
+    """Texts with classes, as the request's model takes them."""
     from windlass.data import prepare_labelled_texts
 
     name, arguments = request.model.name, model_arguments(request.model)

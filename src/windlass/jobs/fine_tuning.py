@@ -69,11 +69,7 @@ def with_peft_adapters(request: Request) -> Request:
 
 
 def _with_own_targets(request: Request, lora: LoraRequest) -> Request:
-    """The request with targets in our names where they are those of PEFT.
-
-    Raises:
-        ModelError: a target is a part of a layer of ours alone, or no layer.
-    """
+    """The request with targets in our names where they are those of PEFT."""
     name, base = request.model.name, ModelIdentity.model_validate(request.model.model_dump())
     if not lora.targets or not is_huggingface(name) or is_residual(name):
         return request
@@ -141,7 +137,6 @@ def write_small_files(identity: ModelIdentity, tokenizer: Path, folder: Path) ->
 
     Args:
         tokenizer: the `tokenizer.json` of its run.
-        folder: receives the files.
 
     Raises:
         WindlassError: the model's folder is gone, or a file of it cannot be read.

@@ -91,11 +91,7 @@ _CODES = TypeAdapter(tuple[CompiledCode, ...])
 
 
 def load_kept_code(graph: Graph, machine: str) -> KeptCode:
-    """The code of a model that runs have compiled here; none if it is damaged or for elsewhere.
-
-    Args:
-        machine: the name that a request gives its machine.
-    """
+    """The code of a model that runs have compiled here; none if it is damaged or for elsewhere."""
     if machine != HERE:
         return frozenset()
     try:

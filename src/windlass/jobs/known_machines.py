@@ -203,11 +203,7 @@ def unmeasured_notes(request: Request, machine: Machine) -> tuple[str, ...]:
 def _visible_part(
     machine: Machine, progress: Progress | None, needs: Collection[MachinePart]
 ) -> Machine:
-    """This machine with the accelerators that the process sees, which a variable may restrict.
-
-    Raises:
-        MachineError: it cannot be measured anew, as it must be where it sees more or others.
-    """
+    """This machine with the accelerators that the process sees, which a variable may restrict."""
     from windlass.torch_ext import accelerator_device
 
     device = accelerator_device()

@@ -100,9 +100,6 @@ def capture_traces(
 ) -> dict[str, NamedTrace]:
     """The calls and buffers of each kind of layer of a model, which its graph is made from.
 
-    Args:
-        objects: a model that no file holds.
-
     Raises:
         ModelError: the model is unknown, or is no sequence of layers.
     """
@@ -116,11 +113,7 @@ def capture_traces(
 
 
 def _catalogue_config(model: ModelIdentity, objects: PlannedObjects) -> TransformerConfig | None:
-    """The configuration from which a model's graph follows; None if it must be captured.
-
-    Raises:
-        ModelError: the model is unknown, or cannot be built with the request's dials.
-    """
+    """The configuration from which a model's graph follows; None if it must be captured."""
     if not objects.is_rebuildable or model.sharding_rules or is_users_own(model.name):
         return None
     if model.lora is not None or model.frozen is not None or is_residual(model.name):
@@ -144,11 +137,7 @@ def _has_own_kernels(stack: Stack | None) -> TypeGuard[Stack]:
 def _graph_on_stack(
     model: ModelIdentity, stack: Stack, degrees: Iterable[int], objects: PlannedObjects
 ) -> Graph:
-    """The graph of a catalogue model on another stack, with some tensor-parallel degrees.
-
-    Raises:
-        RequestError: the model is one of the user's own, or sparse.
-    """
+    """The graph of a catalogue model on another stack, with some tensor-parallel degrees."""
     if model.sparsity is not None:
         raise RequestError(
             f"`sparsity` is asked for, and `{stack.name}` trains no sparse weights; leave out "
@@ -260,12 +249,7 @@ def capture_open_tensor_degrees(
     degrees are captured.
 
     Args:
-        request: what is to be planned.
-        graph: the model's graph, as `capture` returns it.
-        machine: where it is to be planned.
         every_grid: whether the grids that need least memory are open too.
-        objects: a model or a loss that no file holds.
-        progress: called with the degree that is being captured.
 
     Raises:
         ModelError: an operation of a shard cannot be counted.
@@ -316,8 +300,6 @@ def capture_tensor_degrees(
     What was captured when the call is interrupted is kept.
 
     Args:
-        model: the model that the graph was captured from.
-        graph: the model's graph, as `capture` returns it.
         degrees: 2 or more each. The graph lists those that the model cannot be sharded over.
         objects: a model or a loss that no file holds, whose graph is not cached.
         stack: software that computes it; None means Windlass's own runtime.

@@ -74,7 +74,6 @@ class PlannedObjects:
         """The layers, with weights; an `nn.Module` is copied, and stays as it is.
 
         Args:
-            request: the model's name, the arguments of its function, and its sparsity.
             seed: the run's seed; None needs no weights.
             weightless: whether weights of a Hugging Face folder are left alone, because a
                 checkpoint has newer ones.
@@ -125,10 +124,6 @@ def take_trained_weights(
     """Gives a module that was passed the weights of a checkpoint; does nothing without a module.
 
     A module stays dense: weights that are absent in the checkpoint become zeros.
-
-    Args:
-        objects: may hold a module.
-        identity: the model that was trained, with its sparsity.
 
     Raises:
         CheckpointError: the module is not the one that was trained.
@@ -187,7 +182,6 @@ def with_examples(
     """The objects with examples made of data.
 
     Args:
-        objects: what was passed beside them.
         request: says how many are needed, and how many are held out.
 
     Raises:
@@ -248,9 +242,6 @@ def with_own_data(request: R, graph: Graph) -> R:
     than its model. A model of images is trained on images of its shape, by default scikit-learn's
     digits, and one of Hugging Face on pixels as it knows them.
 
-    Args:
-        graph: the model's graph, which says what it takes.
-
     Raises:
         RequestError: a model of images is asked to take text.
         ModelError: a file beside a Hugging Face model cannot be read, or is of other images.
@@ -303,12 +294,7 @@ def _today_if_told(tokenizer: str, template: str | None) -> dict[str, object]:
 
 
 def _with_own_images(name: str, data: DataRequest, examples: ExampleShape) -> DataRequest:
-    """The request for images of a model's shape.
-
-    Raises:
-        RequestError: text is asked for.
-        ModelError: a file beside a Hugging Face model cannot be read, or is of other images.
-    """
+    """The request for images of a model's shape."""
     if data.source == IN_MEMORY or len(examples.inputs) != len(_IMAGE_SHAPE):
         return data
     given = data.model_fields_set
@@ -328,11 +314,7 @@ def _with_own_images(name: str, data: DataRequest, examples: ExampleShape) -> Da
 
 
 def _own_pixels(name: str, channels: int) -> dict[str, object]:
-    """Mean and deviation of the pixels that a Hugging Face model knows; none of other models.
-
-    Raises:
-        ModelError: the file that says them cannot be read, or has them of other channels.
-    """
+    """Mean and deviation of the pixels that a Hugging Face model knows; none of other models."""
     processor = image_processor(name) if is_huggingface(name) else None
     if processor is None or not processor.mean:
         return {}

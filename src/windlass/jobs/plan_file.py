@@ -64,9 +64,6 @@ def plan_context(
 
     Args:
         plan: a plan for any machine.
-        request: what is asked for beside the plan.
-        objects: a model or a loss that no file holds.
-        progress: called with how far a first measurement of this machine is.
 
     Raises:
         RequestError: the plan is for another model than the one that is named.

@@ -273,9 +273,6 @@ def plan_request(
     """The best plan for a request.
 
     Args:
-        request: what to plan.
-        objects: what was passed in place of names.
-        progress: called with how far the capture and the search are.
         cache: take the outcome of the same question from the cache, if it is there.
         here: this machine, or the part of it that the run will have; None means all of it.
         fine_tunes: whether the weights that it starts from are trained already.

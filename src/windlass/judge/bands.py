@@ -165,8 +165,6 @@ def suspect_documents(
 
     Args:
         peers: losses of earlier runs; may be empty.
-        documents: what each step was trained on.
-        most: number of names at most.
     """
     steps, own, rows = np.intersect1d(curve.steps, documents.steps, return_indices=True)
     middle = _middle(steps, peers)

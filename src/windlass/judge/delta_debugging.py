@@ -41,7 +41,6 @@ def find_culprits(
     Args:
         changes: what differs between the good and the bad run, the most suspicious ones first.
         test: how a run with some of the changes turns out; without any it is good.
-        most_tests: sets that may be tried.
     """
     search = _Search(test, most_tests)
     if not changes or search.ask(tuple(changes)) != "bad":

@@ -76,7 +76,6 @@ def moderated_t(value: float, peers: Sequence[float] | Values, prior: NoisePrior
     Args:
         value: a logarithm, such as that of the median seconds of a step.
         peers: the same of earlier runs, at least one.
-        prior: how much runs vary, from `fit_noise_prior`.
     """
     group = np.asarray(peers, dtype=np.float64)
     scale, freedom = robust_deviation(group)

@@ -126,7 +126,6 @@ def noise_floor(peers: Sequence[float], prior: NoisePrior) -> NoiseFloor:
 
     Args:
         peers: the positive number of each of those runs.
-        prior: how much runs of a plan vary, from `fit_noise_prior`.
     """
     logs = [math.log(value) for value in peers if value > 0]
     deviation = moderated_t(logs[0], logs, prior).deviation if logs else prior.deviation

@@ -152,10 +152,6 @@ def lateness(evidence: Evidence, steps: range, rank: int) -> float:
 
     No clocks are compared: times count from the start of a step, which ranks begin together. A
     record without arrivals says it by the waits, since who comes last waits least.
-
-    Args:
-        evidence: with the times of all ranks.
-        rank: the rank that may be late.
     """
     together = next((k for k in _ALL_GLOBAL if k in evidence.ranks[rank].arrivals), None)
     if together is not None:

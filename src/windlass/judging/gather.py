@@ -31,7 +31,6 @@ def gather_evidence(
     """The evidence on a run, as its journals are now.
 
     Args:
-        history: from `read_history`.
         reason: why the run ended, if it ended badly.
         documents: from `document_counts`, if a loss is known to be wrong.
     """

@@ -159,11 +159,7 @@ def require_alert(target: str) -> None:
 
 
 def _alert_words(target: str) -> list[str]:
-    """The words of an alert command.
-
-    Raises:
-        RequestError: it has none, or a quotation mark that nothing closes.
-    """
+    """The words of an alert command."""
     try:
         words = shlex.split(target)
     except ValueError as error:
@@ -209,7 +205,6 @@ def with_skip_advice(verdict: Verdict, folder: Path) -> Verdict:
     """A verdict that also names the batches of a loss spike, and the command that leaves them out.
 
     Args:
-        verdict: the verdict on a run.
         folder: the run's; one that no loop of Windlass has trained gets no advice.
     """
     if verdict.spike is None:
@@ -221,11 +216,7 @@ def with_skip_advice(verdict: Verdict, folder: Path) -> Verdict:
 
 
 def _advice(spike: tuple[int, int], folder: Path) -> str:
-    """The batches that the steps of a spike took, and what leaves them out.
-
-    Raises:
-        WindlassError: the run's request cannot be read.
-    """
+    """The batches that the steps of a spike took, and what leaves them out."""
     from windlass.data import batch_of_step
     from windlass.runtime import checkpoint_folders
 

@@ -233,7 +233,6 @@ def set_attention_backend(layer: nn.Module, backend: AttentionBackend) -> None:
 
     Args:
         layer: changed in place.
-        backend: how.
     """
     for module in layer.modules():
         if isinstance(module, Attention):

@@ -158,7 +158,6 @@ def layer_stack_of(
         model: a module, whose weights the stack takes over, or a function that returns one.
         arguments: keyword arguments of the function; a module takes none.
         seed: seed of torch's generator while a function runs.
-        sharding_rules: tensor-parallel rules by pattern of module names.
         sparsity: which weights are absent; a module loses them. None keeps all.
         lora: adapters beside linear layers; None adds none.
         frozen: patterns of the names of frozen weights; None freezes none.
@@ -186,11 +185,7 @@ def _stack_of_module(
     predicts: str | None,
     sharding_rules: Mapping[str, str] | None,
 ) -> LayerStack:
-    """The layer stack of a user's module; one of transformers says how it is called.
-
-    Raises:
-        ModelError: it cannot be read as a sequence of layers.
-    """
+    """The layer stack of a user's module; one of transformers says how it is called."""
     call = call_of_module(module, name)
     stack = layer_stack_from_module(
         module,
@@ -217,13 +212,8 @@ def _transformers_stack(
 
     Args:
         arguments: changes to its configuration, of which it takes none.
-        sharding_rules: tensor-parallel rules by pattern of module names.
         others: sparsity, adapters, and patterns of the names of frozen weights.
         weightless: whether the files with its weights are left alone.
-
-    Raises:
-        ModelError: transformers is not installed, or cannot build it; it cannot be cut.
-        InputErrors: every tensor of its folder that does not fit.
     """
     model = build_pretrained(name)
     _make_trainable(model, name, *others, seed=seed)
@@ -261,13 +251,8 @@ def _residual_stack(
 
     Args:
         device: `meta`, or where weights are drawn.
-        frozen: patterns of the names of frozen weights.
         others: what only transformers take, None each.
         weightless: whether the files with a Hugging Face model's weights are left alone.
-
-    Raises:
-        ModelError: an argument is none of it, or it is asked for what only transformers take.
-        InputErrors: every tensor of a Hugging Face folder that does not fit.
     """
     config = resnet_config(name)
     if config is None or any(other is not None for other in others):
@@ -293,11 +278,7 @@ def _residual_stack(
 def _split_examples(
     arguments: Mapping[str, ModelArgument],
 ) -> tuple[tuple[int, ...] | None, str | None, dict[str, ModelArgument]]:
-    """Shape of one input, what is predicted of it, and the arguments of a user's function.
-
-    Raises:
-        ModelError: it is said what is predicted of inputs that have no shape.
-    """
+    """Shape of one input, what is predicted of it, and the arguments of a user's function."""
     dials = dict(arguments)
     shape, predicts = dials.pop("input_shape", None), dials.pop("predicts", None)
     if predicts is not None and shape is None:
@@ -315,11 +296,7 @@ def _split_examples(
 def _require_own_shape(
     name: str, arguments: Mapping[str, ModelArgument], sparsity: SparsityRequest | None
 ) -> None:
-    """Refuses to build trained weights in another shape than theirs.
-
-    Raises:
-        ModelError: an argument changes the shape, or weights should be absent.
-    """
+    """Refuses to build trained weights in another shape than theirs."""
     wrong = [f"`model.{key}`" for key in arguments if key not in _FREE_ARGUMENTS]
     if sparsity is not None:
         wrong.append("`sparsity`")
@@ -379,11 +356,7 @@ def _make_trainable(
     *,
     seed: int,
 ) -> None:
-    """Makes linear layers sparse, gives them adapters, and freezes weights, in place.
-
-    Raises:
-        ModelError: what is asked for does not fit the model.
-    """
+    """Makes linear layers sparse, gives them adapters, and freezes weights, in place."""
     if lora is not None and lora.adapter is not None and is_users_own(name):
         raise ModelError(
             f"`lora.adapter` names adapters of PEFT, which know no model of your own (`{name}`); "

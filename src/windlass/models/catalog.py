@@ -232,11 +232,7 @@ def is_causal(name: str) -> bool:
 
 
 def predicts_pairs(name: str, arguments: Mapping[str, ModelArgument]) -> bool:
-    """Whether a model has a sentence head, so that it takes pairs of sentences.
-
-    Args:
-        arguments: what a request changes of it.
-    """
+    """Whether a model has a sentence head, so that it takes pairs of sentences."""
     if not has_config(name):
         return False
     own = arguments.get("sentence_head")
@@ -244,11 +240,7 @@ def predicts_pairs(name: str, arguments: Mapping[str, ModelArgument]) -> bool:
 
 
 def predicts_text_classes(name: str, arguments: Mapping[str, ModelArgument]) -> bool:
-    """Whether a model that takes tokens says one class of each text.
-
-    Args:
-        arguments: what a request changes of it.
-    """
+    """Whether a model that takes tokens says one class of each text."""
     if not has_config(name) or takes_images(name):
         return False
     return "classes" in arguments or model_config(name).text_classes is not None

@@ -103,7 +103,6 @@ def count_in_runs(
     Args:
         count: how many numbers, a multiple of the number of runs.
         firsts: the first number of each run.
-        device: where they are wanted.
     """
     length = count // len(firsts)
     runs = [torch.arange(first, first + length, device=device, dtype=dtype) for first in firsts]

@@ -23,11 +23,7 @@ from windlass.models.transformer import (
 
 
 def can_divide_sequences(layers: Sequence[nn.Module]) -> bool:
-    """Whether tokens of a model depend on others by its attention, and by their experts, alone.
-
-    Args:
-        layers: all layers of the model.
-    """
+    """Whether tokens of a model depend on others by its attention, and by their experts, alone."""
     kinds = (
         Embedding, Block, HalfBlock, ParallelBlock, Head,
         bert.BertEmbedding, bert.BertBlock, bert.BertHalfBlock, bert.BertHead,
@@ -40,7 +36,6 @@ def divide_sequence(layer: nn.Module, rank: ContextParallelRank, sequence: int) 
 
     Args:
         layer: the layer, or its tensor-parallel shard, on any device; not changed.
-        sequence: tokens of a whole sequence.
     """
     if rank.degree == 1:
         return layer

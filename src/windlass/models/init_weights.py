@@ -27,7 +27,6 @@ def init_from_seed(
 
     Args:
         module: a module on the meta device, which is not changed.
-        name: its full name in the model.
         empty: names of parameters that become empty tensors, because they are another layer's.
         draw: draws the weights of one submodule; None calls its `reset_parameters`.
 

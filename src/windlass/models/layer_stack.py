@@ -136,7 +136,6 @@ def layer_stack_from_module(
     Args:
         module: an `nn.Sequential`, an `nn.ModuleList` or a module with a list of blocks, on any
             device.
-        name: name of the model in plans and records.
         vocabulary: width of the logits; None infers it by running the layers on fake tensors.
         max_sequence: longest sequence; None looks for a table of positions.
         input_shape: shape of one input of a model that takes no tokens; None takes tokens.
@@ -238,8 +237,6 @@ def materialize_layer(
     Args:
         stack: its layer is on the meta device, and is not changed, or it has real weights and is
             returned itself, because a large model may not fit into memory twice.
-        index: index of the layer in the stack.
-        device: device to put the layer on.
         tied: whether parameters that are tied to an earlier layer get the owner's values; if not,
             they are empty, for a caller that takes those of the owner.
         empty: names inside the layer of parameters that are not needed; those of a layer without
@@ -285,10 +282,7 @@ def _real_layer(
     """A copy of a layer, or of a module in one, with the weights that its stack says.
 
     Args:
-        stack: says where weights come from.
         layer: on the meta device, and not changed.
-        name: its full name.
-        seed: random seed of the weights that are drawn.
         empty: names of parameters that become empty tensors.
     """
     if stack.weights is None:

@@ -49,7 +49,6 @@ def checkpoint_selectively(
 
     Args:
         run: the forward pass; the tensors it reads must not change before its backward pass.
-        arguments: arguments of `run`.
         preserve_rng: whether `run` draws from torch's own generator, whose state is then saved for
             the recomputation.
     """

@@ -155,9 +155,6 @@ def can_cache_tokens(layers: Sequence[nn.Module]) -> bool:
     """Whether tokens of a model need nothing of earlier ones but their keys and values.
 
     Experts with a capacity also need to know how many earlier tokens they took.
-
-    Args:
-        layers: all layers of the model.
     """
     kinds = (Embedding, Block, HalfBlock, ParallelBlock, Head)
     return all(isinstance(layer, kinds) and not has_capacity(layer) for layer in layers)

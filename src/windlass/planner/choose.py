@@ -324,11 +324,7 @@ def without_pins(request: ResolvedRequest) -> ResolvedRequest:
 def _nothing_fits(
     space: PlanSpace, fastest: FastestPlans, budget_bytes: int, looks_for_changes: bool
 ) -> PlanningResult:
-    """The result without a plan: what comes nearest, in phases or not, and what it would take.
-
-    Raises:
-        PlanError: no plan is legal at all.
-    """
+    """The result without a plan: what comes nearest, in phases or not, and what it would take."""
     closest = None if excludes_phases(space.request) else closest_in_phases(space, budget_bytes)
     infeasible = list(_smallest(space, fastest, budget_bytes))
     if closest is not None:

@@ -115,8 +115,6 @@ def resolve_defaults(
 
     Args:
         request: what a user asks for; whatever it names is kept.
-        graph: captured from the request's model.
-        machine: the machine that is planned for.
         most_sequences: the largest default batch, where a larger one does not fit; None means any.
         data: how much there is to train on, where defaults follow from that; None means elsewhere.
 
@@ -194,11 +192,7 @@ def _defaults(
 
 
 def _require_sequence(request: Request, graph: Graph) -> None:
-    """Refuses a `train.sequence` of a model that has no such choice, or too short a one.
-
-    Raises:
-        RequestError: it is refused.
-    """
+    """Refuses a `train.sequence` of a model that has no such choice, or too short a one."""
     sequence, examples = request.train.sequence, graph.examples
     if examples is not None and sequence not in (None, examples.positions):
         raise RequestError(

@@ -58,7 +58,6 @@ def result_of_given_plan(
         plan: labelled with `graph` and `machine`.
         request: `memory` replaces the capacity of the machine's device memory.
         graph: the model, with shards for the plan's tensor-parallel degree.
-        machine: where it is to run.
         kept_code: compiled code of the model that earlier runs have left there.
 
     Raises:

@@ -27,7 +27,6 @@ def plan_to_queue(
     """The plan to queue; the proved fastest where no plan leaves the margin, or none is asked.
 
     Args:
-        space: what is open.
         fastest: the fastest plans, of which at least one fits.
         rivals: other plans that fit, each the fastest of its kind.
         budget_bytes: device memory budget of `fastest`.

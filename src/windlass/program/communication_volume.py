@@ -55,9 +55,6 @@ that replicate them."""
 def sent_bytes_by_kind(plan: Plan, graph: Graph, device: int) -> dict[InstructionKind, int]:
     """Bytes that a device sends in one step, by kind; kinds that send nothing are left out.
 
-    Args:
-        device: global rank of the device.
-
     Raises:
         InputErrors: this version cannot lower the plan.
     """

@@ -51,7 +51,6 @@ def capability_faults(
 
     Args:
         choices: a plan, or a request, whose open choices need nothing.
-        others: stacks to name where one of them can.
     """
     for need in unmet_needs(choices, stack):
         able = [f"`--stack {each.name}`" for each in others if need.is_met(each.can)]

@@ -24,10 +24,6 @@ def pass_ops(
     In a split backward pass, matrix products that make a gradient belong to the weight-gradient
     part. For an embedding, and for the first trained layer, whose input has no gradient, the whole
     backward pass does.
-
-    Args:
-        cost: the layer's cost under the plan.
-        reach: how far the gradient of its output goes.
     """
     if reach == "nothing" and kind != "forward":
         return ()

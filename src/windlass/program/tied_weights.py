@@ -53,7 +53,6 @@ def tied_elements_within_stage(stages: Sequence[int], graph: Graph) -> dict[int,
 
     Args:
         stages: stage of each layer, [layer].
-        graph: the full graph or one tensor-parallel shard of it.
 
     Raises:
         ValueError: no layer owns a tied parameter.
@@ -75,7 +74,6 @@ def tied_across_stages(plan: Plan, graph: Graph, tensor_rank: int = 0) -> tuple[
     """All tied weights whose owner and user are on different stages, by user stage and layer.
 
     Args:
-        graph: the full graph.
         tensor_rank: tensor-parallel rank whose shard is sent; it sends to its own rank elsewhere.
 
     Raises:

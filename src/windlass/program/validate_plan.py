@@ -38,7 +38,6 @@ def plan_errors(
     """All errors of running `plan` for `graph` on `machine`; empty if the plan is valid.
 
     Args:
-        machine: the machine to run on.
         global_batch: sequences per step that the request asks for; None means any number.
     """
     return (

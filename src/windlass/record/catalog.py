@@ -89,11 +89,7 @@ class Catalog(RunQueries):
         return f"`{self._root}`"
 
     def refresh(self, progress: Progress | None = None) -> bool:
-        """Reads the runs that have changed since they were last read; returns whether any had.
-
-        Args:
-            progress: called with how many runs are read.
-        """
+        """Reads the runs that have changed since they were last read; returns whether any had."""
         with self._refreshing:
             try:
                 return self._refresh(progress)
@@ -192,9 +188,6 @@ class Catalog(RunQueries):
 
         Args:
             error: what is wrong with them.
-
-        Raises:
-            Exception: the error, if the catalogue is in memory already.
         """
         if self._files is None:
             raise error

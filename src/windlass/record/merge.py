@@ -74,7 +74,6 @@ def merge_folders(
 
     Args:
         target: a folder of runs, or a new one.
-        progress: called with how far it is.
 
     Raises:
         RecordError: a source is no folder of runs, or was written by a newer Windlass.

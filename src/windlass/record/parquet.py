@@ -32,9 +32,7 @@ def export_parquet(
     `value`, each number as exact as in the journal.
 
     Args:
-        rows: the runs, in this order.
         folder: made if it is missing.
-        progress: called with how many runs are written.
 
     Raises:
         RecordError: pyarrow is missing.

@@ -82,7 +82,6 @@ class TeamCatalog(RunQueries):
 
         Args:
             site: the name of the place where they are; each folder of runs needs one of its own.
-            progress: called with how many runs are published.
 
         Raises:
             RecordError: the database does not answer.

@@ -60,7 +60,6 @@ def curve_of(
     Args:
         steps: `Int[row]`, in order.
         values: `Float[row]`.
-        buckets: most buckets of the curve.
     """
     starts = bucket_starts(len(values), buckets)
     low, median, high = _order_statistics(values, len(starts))

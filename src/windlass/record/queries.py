@@ -85,7 +85,6 @@ class RunQueries(ABC):
         Args:
             columns: names as in a filter: of a column, a setting, or a series, whose last value it
                 then is.
-            query: which runs, in which order.
 
         Raises:
             RequestError: no run has such a column, or the filter is none.
@@ -201,7 +200,6 @@ class RunQueries(ABC):
 
         Args:
             query: which runs; its limit does not count.
-            most: how many settings at most.
 
         Raises:
             RequestError: the filter is none.

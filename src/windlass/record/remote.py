@@ -121,12 +121,7 @@ class ObjectStore:
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[None]:
-        """Turns an error of the store into a sentence; a file that is not there stays one.
-
-        Raises:
-            FileNotFoundError: there is no such file.
-            RecordError: the store refuses, or does not answer.
-        """
+        """Turns an error of the store into a sentence; a file that is not there stays one."""
         try:
             yield
         except FileNotFoundError:
@@ -296,9 +291,6 @@ def _answer(request: urllib.request.Request, seconds: float) -> Iterator[http.cl
     """A server's answer, of which the head is there after so many seconds.
 
     A socket's own limit begins anew with each byte, and a server may send one a minute.
-
-    Raises:
-        OSError: the server does not answer, or takes too long.
     """
     connections = _Connections()
     opener = urllib.request.build_opener(_NoRedirects, connections)

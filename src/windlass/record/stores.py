@@ -125,7 +125,6 @@ def kept_name(store: "Store", run_id: str, name: str, digest: str) -> tuple[str,
 
     Args:
         store: where.
-        name: the document, such as `plan.toml`.
         digest: SHA-256 of the variant, in hexadecimal.
 
     Raises:
@@ -269,11 +268,7 @@ class FolderStore:
         return self._folders[run_id] / name
 
     def _written_path(self, run_id: str, name: str) -> Path:
-        """Where a file is written; not through a link, which may lead to other files.
-
-        Raises:
-            RunNotCopiedError: a folder of the run is a link.
-        """
+        """Where a file is written; not through a link, which may lead to other files."""
         folder = self._folders[run_id]
         for place in (folder, *(folder / part for part in Path(name).parents)):
             if place.is_symlink():

@@ -202,11 +202,7 @@ class SyncReceiver:
 
 
 def _require_own_name(run_id: str, name: str, digest: str, content: BufferedIOBase) -> None:
-    """Refuses content that is not what its name says.
-
-    Raises:
-        RecordError: an id file of another run or format, or a hash of another content.
-    """
+    """Refuses content that is not what its name says."""
     plain, _, hashed = name.partition("+")
     if is_document(name) and not digest.startswith(hashed):
         raise RecordError(f"`{name}` is no name for this content, whose hash is another one")
@@ -221,11 +217,7 @@ def _require_own_name(run_id: str, name: str, digest: str, content: BufferedIOBa
 
 
 def _unite(store: FolderStore, run_id: str, name: str, theirs: bytes) -> None:
-    """Adds what a copy of a journal has to the one that is here, or keeps it beside that.
-
-    Raises:
-        RecordError: it has nothing that is not here.
-    """
+    """Adds what a copy of a journal has to the one that is here, or keeps it beside that."""
     if journal_writer_id(theirs) is None:
         raise _kept_here(name)
     present = store.files(run_id)

@@ -90,11 +90,7 @@ def insert_statement(table: Table, mark: str = "?") -> str:
 
 
 def rows_of(run: str, entry: "RunEntry") -> Rows:
-    """The rows of one run.
-
-    Args:
-        run: what tells the run in the database from others.
-    """
+    """The rows of one run."""
     axes: dict[bytes, int] = {}
     numbers = [
         axes.setdefault(one.curve.steps.astype("<i8").tobytes(), len(axes)) for one in entry.series
@@ -116,11 +112,7 @@ def rows_of(run: str, entry: "RunEntry") -> Rows:
 
 
 def run_row(values: Sequence[Value], root: Path) -> RunRow:
-    """A row of the table `run`.
-
-    Args:
-        values: the values of `ROW_COLUMNS`.
-    """
+    """A row of the table `run`."""
     row: dict[str, Any] = {
         name: decoded_value(value, unit)
         for (name, unit), value in zip(COLUMNS, values, strict=True)

@@ -64,7 +64,6 @@ def rank_step_times(
 
     Args:
         steps_by_rank: measured steps, [rank][step].
-        parallel: the parallel degrees of the plan that ran.
     """
     return tuple(
         _rank_step_time(rank, mesh_coord(rank, parallel), without_warmup(steps))

@@ -88,8 +88,6 @@ class RankEngine(Protocol):
         """Runs one step.
 
         Args:
-            step: its number, counted from 1.
-            recorder: records the timeline of some steps, where the engine has one.
             sample_memory: bytes in use, for a timeline.
         """
 

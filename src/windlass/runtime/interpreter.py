@@ -149,11 +149,7 @@ class Interpreter:
         return totals
 
     def timeline(self, memory_bytes: tuple[float, ...] = ()) -> Timeline:
-        """The measured timeline of the last step.
-
-        Args:
-            memory_bytes: result of `run_sampled`, if the step ran under it.
-        """
+        """The measured timeline of the last step."""
         starts, ends = self._start_end_seconds()
         lane = DeviceTimeline(
             device=self._program.device,

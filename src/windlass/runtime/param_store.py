@@ -253,11 +253,7 @@ class ParamStore:
         self._wait()
 
     def _wait(self) -> None:
-        """Returns when all transfers have ended.
-
-        Raises:
-            StorageError: a transfer failed.
-        """
+        """Returns when all transfers have ended."""
         if self._queue is not None:
             for _, part in self._all_parts():
                 part.wait_for_transfer()

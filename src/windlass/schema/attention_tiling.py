@@ -27,7 +27,6 @@ def attention_tiles(
     """The tiles of plain attention; a single one if every token sees all.
 
     Args:
-        sequence: tokens of a sequence.
         earlier: how many tokens before it a token sees; None means all.
         later: the same of those behind it.
     """

@@ -28,10 +28,6 @@ class ExampleShape(Document):
         return "images" if len(self.inputs) == 3 else "examples"
 
     def batch_bytes(self, itemsize: int) -> int:
-        """Bytes of the input and the target of one example.
-
-        Args:
-            itemsize: bytes of a number that layers compute with.
-        """
+        """Bytes of the input and the target of one example."""
         targets = _CLASS_BYTES if self.numbers is None else self.numbers * itemsize
         return prod(self.inputs) * itemsize + targets

@@ -337,7 +337,6 @@ class Plan(Document):
         With two moments in int8 that is `2 n + 2 * 4 * ceil(n / 256)`, 2.03 bytes per element.
 
         Args:
-            elements: number of elements n.
             matrix: whether it is a matrix between the first and the last layer.
         """
         scales = -(-elements // MOMENT_BLOCK) if self.moments == "int8" else 0
@@ -349,10 +348,6 @@ class Plan(Document):
         """Bytes of one weight's optimizer state.
 
         These are its moments, its average, and its master weights if they are separate.
-
-        Args:
-            elements: number of elements of the weight.
-            matrix: whether it is a matrix between the first and the last layer.
         """
         moments = self.moment_bytes(elements, matrix=matrix)
         wide = 8 if self.precision == "float64" else 4

@@ -108,11 +108,7 @@ def _is_saved(path: str) -> bool:
 
 
 async def _answer(app: ASGIApp, path: str) -> bytes:
-    """The body of the answer to a request for a path, asked within this process.
-
-    Raises:
-        HTTPException: the answer is a refusal.
-    """
+    """The body of the answer to a request for a path, asked within this process."""
     place, _, query = path.partition("?")
     scope: Scope = {
         "type": "http", "asgi": {"version": "3.0", "spec_version": "2.3"}, "http_version": "1.1",

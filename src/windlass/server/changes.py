@@ -119,11 +119,7 @@ class SyncAnswers:
 
 
 def _change(body: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of `annotate`.
-
-    Raises:
-        HTTPException: a key is not known, or its value is of the wrong kind.
-    """
+    """The arguments of `annotate`."""
     faults = [f"`{key[:40]}` is no change" for key in body if key not in (*_LISTS, *_FLAGS, "note")]
     for key in _LISTS:
         words = body.get(key, [])

@@ -52,7 +52,6 @@ def link_of(listening: socket.socket, access: Access, names: Sequence[str] = ())
     """The link that opens the page; the token stands behind `#`, which no browser sends.
 
     Args:
-        access: who may ask.
         names: names of this machine for pages, the best first.
     """
     host, port = listening.getsockname()[:2]

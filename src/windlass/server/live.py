@@ -97,11 +97,7 @@ class LiveAnswers:
 
 
 def _steps_of(request: Request) -> list[str]:
-    """The steps of the parameter `after`, one for each run, equal ones too.
-
-    Raises:
-        HTTPException: one of them is no number.
-    """
+    """The steps of the parameter `after`, one for each run, equal ones too."""
     words = [word for word in request.query_params.get("after", "").split(",") if word]
     if not all(word.isascii() and word.isdecimal() and len(word) < 19 for word in words):
         raise HTTPException(400, "`after` should be steps with commas between them")

@@ -253,11 +253,7 @@ class RunAnswers:
 
 
 def _query(request: Request) -> RunQuery:
-    """The runs that a request asks for.
-
-    Raises:
-        HTTPException: a parameter is wrong; a wrong filter is refused later.
-    """
+    """The runs that a request asks for."""
     archived = request.query_params.get("archived", "no")
     if archived not in _ARCHIVED:
         raise HTTPException(400, f"`archived` should be one of {', '.join(_ARCHIVED)}")

@@ -101,7 +101,6 @@ def load_block_kernels(
     """The compiled products, built and loaded at the first call.
 
     Args:
-        progress: called if the build takes long.
         warns: whether a failure is logged, if this is the first call; else the caller reports it.
     """
     return _load(_FirstCall(progress, warns))

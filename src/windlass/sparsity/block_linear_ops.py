@@ -66,11 +66,6 @@ def implementation(
 ) -> str:
     """Which code multiplies kept blocks there, and why, in a few words.
 
-    Args:
-        device: where layers compute.
-        dtype: in which numbers.
-        progress: called if C++ code is built, and that takes long.
-
     Raises:
         ModelError: there is none for these numbers.
     """
@@ -174,11 +169,7 @@ for _device in ("cpu", "cuda"):
 
 
 def _require_dtype(dtype: torch.dtype) -> None:
-    """Raises if no implementation computes in such numbers.
-
-    Raises:
-        ModelError: none does.
-    """
+    """Raises if no implementation computes in such numbers."""
     if dtype not in _DTYPES:
         names = ", ".join(str(known).removeprefix("torch.") for known in _DTYPES)
         raise ModelError(
@@ -187,11 +178,7 @@ def _require_dtype(dtype: torch.dtype) -> None:
 
 
 def _require_sizes(x: Tensor, values: Tensor, out_features: int) -> None:
-    """Raises if blocks do not divide the weight, or types of numbers differ.
-
-    Raises:
-        ModelError: they do.
-    """
+    """Raises if blocks do not divide the weight, or types of numbers differ."""
     block, in_features = values.shape[-1], x.shape[-1]
     if in_features % block or out_features % block:
         raise ModelError(

@@ -39,7 +39,6 @@ class BlockSparseLinear(nn.Module):
         """A layer with a mask and weights drawn from torch's default generator.
 
         Args:
-            bias: whether it adds a bias, which is dense.
             block: rows and columns B of a block.
             parts: kept blocks a row, for all block rows of the outputs.
             std: standard deviation of the kept weights at the start; the bias then starts at zero.

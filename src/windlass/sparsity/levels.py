@@ -53,7 +53,6 @@ def kept_counts(request: SparsityRequest, parts: Mapping[WeightPart, int]) -> di
     equal columns; with `block-diagonal` it also makes equal tiles.
 
     Args:
-        request: the sparsity that is asked for.
         parts: number of equal parts in the model, by part.
 
     Raises:

@@ -29,11 +29,7 @@ class LayerMask(NamedTuple):
 
 
 def save_masks(path: Path, masks: Mapping[str, LayerMask]) -> None:
-    """Writes masks to a file, atomically.
-
-    Args:
-        masks: masks by full name of the layer.
-    """
+    """Writes masks to a file, atomically."""
     sizes = {name: mask[:3] for name, mask in masks.items()}
     tensors = {name: mask.kept.contiguous() for name, mask in masks.items()}
     atomic_write(path, save(tensors, metadata={_METADATA: json.dumps(sizes)}))
@@ -43,7 +39,6 @@ def load_masks(path: Path, *, layer: str = "") -> dict[str, LayerMask]:
     """The masks of a file by full name, of all layers or of those inside one.
 
     Args:
-        path: a file that `save_masks` wrote.
         layer: name of a layer of the stack; empty for all.
 
     Raises:

@@ -39,7 +39,6 @@ class MaskedLinear(nn.Linear):
         """A layer with a mask and weights drawn from torch's default generator.
 
         Args:
-            bias: whether it adds a bias.
             parts: kept weights, for all outputs.
             n_of_m: n and m if n of every m consecutive inputs are kept; None for any.
             std: standard deviation of the kept weights at the start; the bias then starts at zero.

@@ -140,11 +140,7 @@ def _compile(
     timeout_seconds: float,
     progress: BuildProgress | None,
 ) -> None:
-    """Builds one library.
-
-    Raises:
-        MachineError: there is no compiler, it fails or it hangs.
-    """
+    """Builds one library."""
     compiler = next(filter(None, map(shutil.which, _COMPILERS)), None)
     if compiler is None:
         raise MachineError(

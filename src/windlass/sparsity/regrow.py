@@ -66,11 +66,7 @@ def mask_update(
 
 
 def random_scores(grid: BlockGrid, *, seed: int, name: str, step: int) -> Tensor:
-    """`Float[rows columns]`: SET's scores, from (seed, name, step) alone.
-
-    Args:
-        step: step of the update.
-    """
+    """`Float[rows columns]`: SET's scores, from (seed, name, step) alone."""
     digest = hashlib.blake2b(f"{seed}/{name}/{step}".encode(), digest_size=8).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
     return torch.rand(grid.rows, grid.columns, generator=generator)

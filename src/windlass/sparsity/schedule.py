@@ -17,7 +17,6 @@ def updates_masks(sparsity: SparsityRequest | None, step: int, steps: int) -> bo
 
     Args:
         sparsity: of the run; None for a dense one.
-        step: the step, counted from 1.
     """
     if sparsity is None or not sparsity.changes_masks:
         return False
@@ -29,9 +28,6 @@ def drop_share(sparsity: SparsityRequest, step: int, steps: int) -> float:
 
     It is `drop / 2 * (1 + cos(pi * step / end))`, with updates up to the step `end`. Source: Evci
     et al. 2020, arXiv:1911.11134, section 3.
-
-    Args:
-        step: the step, counted from 1.
     """
     end = sparsity.until * steps
     return sparsity.drop / 2 * (1 + cos(pi * min(1.0, step / end)))
@@ -69,7 +65,6 @@ def leg_of_step(sparsity: SparsityRequest | None, step: int, steps: int) -> Leg:
 
     Args:
         sparsity: of the run; None for a dense one.
-        step: the step, counted from 1.
     """
     return next(leg for leg in legs(sparsity, steps) if step <= leg.last)
 
@@ -142,9 +137,6 @@ def level_share(sparsity: SparsityRequest, leg: int) -> float:
 
     Leg k of the n legs of `gradual`, from 0, has `1 - (1 - k / (n - 1))^3`. Source: Zhu & Gupta
     2017, arXiv:1710.01878, equation 1, with an initial sparsity of 0.
-
-    Args:
-        leg: number of the leg, counted from 0.
     """
     if sparsity.schedule == "gradual":
         return 1 - (1 - leg / (sparsity.legs - 1)) ** 3

@@ -48,10 +48,6 @@ def startable(
     """The trials to start now, so that all reach their predicted peaks within the memory.
 
     One that does not fit now lets those behind it pass.
-
-    Args:
-        waiting: trials that could start, with their predictions, in order.
-        room: what the machine has.
     """
     expected = sum(trial.expected_bytes for trial in running)
     still_to_come = sum(max(0, trial.expected_bytes - trial.used_bytes) for trial in running)
@@ -70,8 +66,6 @@ def most_jobs(cores: int, trials: int, *, needed_bytes: int, capacity_bytes: int
     """How many equal trials run at a time: a divisor of the cores, as many as memory holds.
 
     Args:
-        cores: cores of this machine, which the jobs share.
-        trials: number of trials.
         needed_bytes: predicted peak memory of one trial.
     """
     fits = max(1, min(cores, trials, capacity_bytes // max(1, needed_bytes)))
@@ -250,11 +244,7 @@ class Driver:
         self._save(trial, state="pruned", values=values, reason=reason)
 
     def _stop_all(self) -> None:
-        """Lets all running trials save and end.
-
-        Raises:
-            RunInterrupted: they have.
-        """
+        """Lets all running trials save and end."""
         while running := self._in("running"):
             for trial in running:
                 if self._workplace.jobs.is_alive(trial):

@@ -52,9 +52,6 @@ class Jobs(Protocol):
 def make_jobs(request: SweepRequest, folder: SweepFolder, threads: int) -> Jobs:
     """What starts the trials of a sweep.
 
-    Args:
-        threads: threads of each process.
-
     Raises:
         RequestError: submitit is not installed.
     """

@@ -29,10 +29,6 @@ if TYPE_CHECKING:
 def next_point(request: SweepRequest, trials: Iterable[Trial], number: int) -> dict[str, Choice]:
     """The point of the space that a trial tries, by dotted key.
 
-    Args:
-        trials: what is known of the other trials.
-        number: number of the trial, from 0.
-
     Raises:
         RequestError: the sampler needs Optuna, which is not installed.
     """
@@ -152,11 +148,7 @@ def rungs(request: SweepRequest, steps: int) -> Iterator[int]:
 
 
 def decide(request: SweepRequest, trials: Sequence[TrialCurve]) -> None:
-    """Notes in each trial the rungs that it passed, and the one at which it is pruned.
-
-    Args:
-        trials: all trials by number.
-    """
+    """Notes in each trial the rungs that it passed, and the one at which it is pruned."""
     for number, trial in enumerate(trials):
         while trial.pruned_at is None:
             rung = min((rung for rung in trial.values if rung > trial.passed), default=None)

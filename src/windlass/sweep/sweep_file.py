@@ -327,11 +327,7 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
 
 
 def _toml(value: object) -> str:
-    """A value as TOML writes it.
-
-    Raises:
-        RequestError: TOML has no such value.
-    """
+    """A value as TOML writes it."""
     try:
         tree = {"value": list(value) if isinstance(value, tuple) else value}
         return tomli_w.dumps(tree).partition("=")[2].strip().replace("\n", " ")

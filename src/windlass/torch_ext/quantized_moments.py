@@ -93,8 +93,6 @@ def dither_key(seed: int, step: int, weight: str, part_index: int) -> int:
     """Offset in the noise table at which an update starts, from 0 to `PART_ELEMENTS`.
 
     Args:
-        step: step of the update, counted from 1.
-        weight: full name of the weight.
         part_index: index of the part among the weight's parts of `PART_ELEMENTS` elements.
     """
     text = f"{seed}/{step}/{weight}/{part_index}"
@@ -144,7 +142,6 @@ class MomentCodec:
 
         Args:
             values: float32, flat, at most `PART_ELEMENTS` elements; they may be overwritten.
-            key: from `dither_key`.
         """
         first, second = into
         n = first.values.numel()
@@ -186,8 +183,6 @@ class MomentCodec:
         Args:
             values: both moments in float32.
             into: the stored moments to overwrite; not float32.
-            step: step of the update, counted from 1.
-            weight: full name of the weight.
             first: first element of the piece, a multiple of `PART_ELEMENTS`.
         """
         one, two = (moment.reshape(-1) for moment in values)
@@ -267,8 +262,6 @@ class StochasticRounding:
         Args:
             values: `Float32[n]`, which are overwritten.
             into: `BFloat16[n]`.
-            step: step of the update, counted from 1.
-            weight: full name of the weight.
             first: the piece's first element in the weight.
         """
         bits, done = values.view(torch.int32), 0

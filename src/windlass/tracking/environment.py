@@ -49,9 +49,6 @@ def host_mark(run_id: str, files: Mapping[str, str]) -> str | None:
     """What only this user of this machine can say of the files of a run: an HMAC of their hashes.
 
     Its key lies in the user's data folder. None if that cannot be written; no run fails for it.
-
-    Args:
-        files: SHA-256 of each file by its name.
     """
     key = _host_key()
     if key is None:

@@ -137,11 +137,7 @@ def require_no_links(folder: Path) -> None:
 
 
 def _open(path: Path) -> int:
-    """Opens a lock file, which nothing else refers to: its content is replaced.
-
-    Raises:
-        RecordError: it is a link, or no file.
-    """
+    """Opens a lock file, which nothing else refers to: its content is replaced."""
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
         with storage_errors(path):

@@ -146,8 +146,6 @@ class JournalWriter:
         """Appends the numbers of one step in one write call, which takes a few microseconds.
 
         Args:
-            step: number of the step.
-            values: its numbers by name.
             timestamp: seconds since 1970; None is now.
 
         Raises:

@@ -266,7 +266,6 @@ def _next_record(content: bytes, at: int, most: int) -> tuple[int, int]:
     """Where the first whole record of a known kind begins, or the length of the content.
 
     Args:
-        at: where to begin.
         most: bytes to check at most; where they do not suffice, no record is found.
 
     Returns:

@@ -50,8 +50,6 @@ def journal_faults(
     """The faults of a run whose journals were read, a sentence each.
 
     Args:
-        files: the journals of rank 0.
-        events: all their events, in order.
         steps: numbers of the steps that they hold, in order, each once.
     """
     attempts = Counter(file.attempt for file in files)
@@ -94,9 +92,6 @@ def is_from_this_host(folder: Path, run_id: str, events: Sequence[JournalEvent])
     """Whether what a run's files make a command run was written by this user on this machine.
 
     Anybody can write a name of a host into a record, and nobody else can mark the seal of a file.
-
-    Args:
-        events: all events of the run.
     """
     own: set[tuple[str, str]] = set()
     for event in events:

@@ -68,11 +68,7 @@ def find_run(root: Path, query: str) -> Path:
 
 
 def _run_before_last(root: Path, ids: Mapping[Path, str], count: int) -> Path:
-    """The run that so many others came after.
-
-    Raises:
-        RecordError: there are fewer runs.
-    """
+    """The run that so many others came after."""
     if count >= len(ids):
         raise RecordError(
             f"`{LAST}~{count}` of {len(ids)} runs in `{root}`; the first one is "
@@ -92,11 +88,7 @@ def run_state(folder: Path, journals: Sequence[Journal]) -> RunState:
 
 
 def describe_parent(meta: Mapping[str, object]) -> str | None:
-    """The run that another one started from, `<end of id>@<step>`; None if it has none.
-
-    Args:
-        meta: the opening event of the other run.
-    """
+    """The run that another one started from, `<end of id>@<step>`; None if it has none."""
     parent = meta.get("parent")
     if not isinstance(parent, Mapping):
         return None

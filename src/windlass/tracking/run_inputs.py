@@ -74,7 +74,6 @@ def make_data_manifest(
     """What a run is trained on and evaluated with.
 
     Args:
-        data: the data, whose own files hold most of the hashes.
         sources: the sources as the request names them.
     """
     from windlass.data import ExampleDataset

@@ -75,11 +75,7 @@ def series_of(records: JournalRecords) -> dict[str, Series]:
 
 
 def continued(earlier: Mapping[str, Series], later: Mapping[str, Series]) -> dict[str, Series]:
-    """The series of several attempts, of which the later replaces what it does again.
-
-    Args:
-        earlier: the series of all earlier attempts.
-    """
+    """The series of several attempts, of which the later replaces what it does again."""
     starts = [int(series.steps[0]) for name, series in later.items() if not _is_system(name)]
     series = dict(earlier)
     if starts:

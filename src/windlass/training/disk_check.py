@@ -20,7 +20,6 @@ def require_disk_space(planned: Planned, folder: Path) -> None:
     """Refuses a run that would fill the disk.
 
     Args:
-        planned: what will be run.
         folder: the run folder, or the folder it will lie in; it need not exist yet.
 
     Raises:
@@ -45,11 +44,6 @@ def require_disk_space_to_resume(planned: Planned, folder: Path, done: int, kept
 
     Existing checkpoints count towards what the run needs, and offloaded state that a killed
     attempt has left is reused.
-
-    Args:
-        planned: what will be run.
-        done: number of completed steps.
-        kept: number of existing checkpoints.
 
     Raises:
         StorageError: the disk lacks space; the message says how much.

@@ -94,11 +94,7 @@ def import_model(
 
 
 def _require_space(folder: Path, root: Path) -> None:
-    """Refuses to copy weights to a disk that lacks the space.
-
-    Raises:
-        StorageError: it does.
-    """
+    """Refuses to copy weights to a disk that lacks the space."""
     needed = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
     free = free_disk_bytes(root)
     if needed > free:

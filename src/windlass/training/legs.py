@@ -27,7 +27,6 @@ def request_at_step(request: R, step: int) -> R:
     """The request of the leg in which a step runs; itself if the run has one leg only.
 
     Args:
-        request: of the run, with its number of steps.
         step: the step, counted from 1; after the last one it is the last leg's.
     """
     sparsity, steps = request.sparsity, request.train.steps
@@ -49,10 +48,8 @@ def plan_later_legs(
     """What a new run begins with; its notes say what is predicted for each later leg.
 
     Args:
-        planned: the plan that the run begins with.
         parent: the run that it starts from. One that does not go on with its steps keeps the
             layers that the parent ended with.
-        progress: called with how far the planning is.
 
     Raises:
         PlanError: the run would not begin with the planned leg, or a later leg does not fit.
@@ -102,7 +99,6 @@ def start_of_leg(checkpoint: "Checkpoint", planned: Planned, folder: Path) -> "C
 
     Args:
         checkpoint: a checkpoint of the run, perhaps of another leg than the planned one.
-        planned: what is run.
         folder: the run folder, which receives the files until the first step.
 
     Raises:

@@ -179,12 +179,10 @@ def start_run(
     """Creates and locks the folder of a new run, and writes its documents and tokenizer there.
 
     Args:
-        planned: what will be run.
         folder: use this folder instead of a new one under `root`, and the tokens in it if there
             are any.
         parent: the run to start from; None starts from the beginning.
         group: a name that several runs share, such as that of a sweep.
-        progress: called with how far preparations are.
         fill: writes what else is in the folder before it counts as a run.
 
     Raises:

@@ -237,7 +237,6 @@ def link_to_parent(parent: ParentRun | None, planned: Planned, folder: Path) -> 
 
     Args:
         parent: the run to start from; None gives none.
-        planned: what the new run runs.
     """
     from windlass.runtime import Manifest, link_checkpoint
 
@@ -276,7 +275,6 @@ def with_whole_layers(checkpoint: "Checkpoint", planned: Planned, folder: Path) 
     An engine reads parts of tensors as they are.
 
     Args:
-        planned: what is run.
         folder: the run folder, which receives the merged one until the first step.
     """
     from windlass.runtime import is_sharded, merge_shards, part_files

@@ -111,11 +111,7 @@ def verified_programs(planned: Planned) -> tuple[Program, ...]:
 
 
 def _refuse_running_statistics(planned: Planned) -> None:
-    """Refuses batch norms whose statistics several devices would each keep of their own part.
-
-    Raises:
-        PlanError: a layer has running statistics.
-    """
+    """Refuses batch norms whose statistics several devices would each keep of their own part."""
     from windlass.models import norm_statistics
 
     stack = planned.objects.stack(planned.request.model_identity, seed=None)
@@ -130,11 +126,7 @@ def _refuse_running_statistics(planned: Planned) -> None:
 
 
 def _require_divisible_sequences(planned: Planned) -> None:
-    """Refuses context parallelism where tokens see others not by our attention alone.
-
-    Raises:
-        PlanError: a layer is not one of Windlass's own.
-    """
+    """Refuses context parallelism where tokens see others not by our attention alone."""
     from windlass.models import can_divide_sequences
 
     request = planned.request
@@ -159,7 +151,6 @@ def note_sparse_kernels(planned: Planned, progress: Progress | None) -> Planned:
 
     Args:
         planned: what will be run; one without kept blocks is returned as it is.
-        progress: called if the build takes long.
     """
     sparsity, kind = planned.request.sparsity, planned.machine.device.kind
     if sparsity is None or not sparsity.is_blocked or kind not in ("cpu", "cuda"):

@@ -129,12 +129,7 @@ class ReopenedRun:
 def continue_run(
     planned: Planned, reopened: ReopenedRun, steps: Callable[[], Generator[Step]]
 ) -> Run:
-    """The next attempt at a run.
-
-    Args:
-        planned: what is run.
-        reopened: its folder and the checkpoint to start from.
-    """
+    """The next attempt at a run."""
     checkpoint, folder = reopened.checkpoint, reopened.folder
     done = checkpoint.manifest.step if checkpoint else 0
     steps = remove_merged_checkpoint(steps, folder.path)
@@ -151,8 +146,6 @@ def reopen_run(
     """Locks a run's folder for its next attempt, and finds its newest good checkpoint.
 
     Args:
-        planned: what the next attempt runs.
-        progress: called with how far preparations are.
         programs: the programs of a new plan; None if the plan stays.
 
     Raises:
@@ -188,10 +181,6 @@ def reopen_run(
 
 def require_steps_left(record: RunRecord, planned: Planned, done: int) -> None:
     """Refuses a run all of whose steps are done, and sees that its record says so.
-
-    Args:
-        planned: what it runs.
-        done: the step of its newest good checkpoint.
 
     Raises:
         RunFinished: all steps are done.

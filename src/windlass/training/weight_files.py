@@ -127,11 +127,7 @@ class _Target(NamedTuple):
 
 
 def _target(to: str, run: Path, step: int) -> _Target:
-    """What `--to` names: a format, a format and a place, or a safetensors file.
-
-    Raises:
-        RequestError: no format has that name.
-    """
+    """What `--to` names: a format, a format and a place, or a safetensors file."""
     name, colon, place = to.partition(":")
     if name == "hf" and (place or not colon):
         return _Target("hf", Path(place).expanduser() if place else run / f"hf-step-{step}")
@@ -154,12 +150,7 @@ def _write(
     identity: ModelIdentity,
     run: Path,
 ) -> None:
-    """Writes the weights of a checkpoint of a run in one format.
-
-    Raises:
-        RequestError: the model is one of the user's own, which Hugging Face does not know.
-        WindlassError: what else keeps them from being written.
-    """
+    """Writes the weights of a checkpoint of a run in one format."""
     from windlass.models import export_layout, transformers_layout
     from windlass.runtime import export_huggingface, export_weights
 
@@ -207,12 +198,7 @@ def _write(
 def _write_adapter(
     path: Path, checkpoint: "Checkpoint", stack: "LayerStack", identity: ModelIdentity
 ) -> None:
-    """Writes the adapters of a checkpoint alone.
-
-    Raises:
-        RequestError: the run trained none.
-        ModelError: PEFT has no such adapters.
-    """
+    """Writes the adapters of a checkpoint alone."""
     from windlass.models import peft_adapter
     from windlass.runtime import export_adapter
 

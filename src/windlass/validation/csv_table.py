@@ -267,7 +267,6 @@ def read_word(row: TableRow, column: str, meanings: Mapping[str, Meaning], meant
     """What a cell means by its first word in small letters; an empty cell has a meaning, too.
 
     Args:
-        row: one row of a table.
         meanings: the meaning of each word, and of `""`.
         meant: the words in a sentence, for an error.
 

@@ -38,7 +38,6 @@ def ipu_run_config(row: TableRow, shape: ModelShape, assumptions: list[str]) -> 
     state (replicated tensor sharding), and stages recompute what they do.
 
     Args:
-        row: one row of a table.
         assumptions: receives a sentence for each value that is assumed.
 
     Raises:

@@ -40,7 +40,6 @@ def published_plan(
     """The plan of a run in one of the configurations that its row may mean.
 
     Args:
-        config: one of its configurations.
         stack: its software, with other constants than the file's; None takes the file's.
 
     Raises:
@@ -185,9 +184,6 @@ def _parts(layers: int, chunks: int, config: RunConfig) -> list[tuple[int, int]]
 
     If embedding and head count as one layer each, first and last chunk have a block less. They do
     where there are more chunks than blocks.
-
-    Raises:
-        UnusableRow: a chunk would have no layer.
     """
     if layers == 1:
         return [(0, 1)]

@@ -178,9 +178,7 @@ def model_shape(
     """The shape of a row's model.
 
     Args:
-        row: one row of a table.
         usual_heads: width -> heads, for rows that do not state heads.
-        assumptions: receives a sentence for each value that is assumed.
 
     Raises:
         UnusableRow: the model is not a transformer, or its size is not published.
@@ -238,11 +236,7 @@ def _require_dense(row: TableRow, head_width: float) -> None:
 
 
 def _as_many_parameters(row: TableRow, shape: ModelShape, assumptions: list[str]) -> ModelShape:
-    """The shape, with the gates and the separate head that `params` tells it has.
-
-    Raises:
-        UnusableRow: the shape has another number of parameters.
-    """
+    """The shape, with the gates and the separate head that `params` tells it has."""
     parameters = read_number(row, "params")
     if not parameters:
         if read_number(row, "ffn") and not _GATED_MODELS.search(row.text("model")):

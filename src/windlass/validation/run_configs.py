@@ -49,11 +49,6 @@ def run_configs(
 ) -> list[RunConfig]:
     """The configurations that a row may mean: one unless it leaves something open.
 
-    Args:
-        row: one row of a table.
-        cluster: cluster that it ran on.
-        assumptions: receives a sentence for each value that is assumed.
-
     Raises:
         UnusableRow: the row lacks a necessary value, or contradicts itself.
     """

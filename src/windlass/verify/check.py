@@ -195,11 +195,7 @@ class Verifier:
 
 
 def _require_memory(plain: Planned) -> None:
-    """Refuses a model that does not fit this machine without a plan.
-
-    Raises:
-        PlanError: the plain run needs more memory than there is.
-    """
+    """Refuses a model that does not fit this machine without a plan."""
     needed, memory = plain.prediction.peaks[0].peak_bytes, plain.machine.device.memory
     if needed > memory.capacity_bytes:
         raise PlanError(
@@ -279,7 +275,6 @@ def write_small_data(
 
     Args:
         small: a plan as `small_plan` makes it.
-        progress: called with what runs.
 
     Raises:
         WindlassError: the data cannot be read, or the disk is full.

@@ -32,11 +32,7 @@ class ProofScope:
 
 
 def proof_steps(request: Any, default: int) -> int:  # noqa: ANN401  of any state of completion
-    """Steps of a proof in which everything that a request schedules can happen twice.
-
-    Args:
-        default: steps of most proofs.
-    """
+    """Steps of a proof in which everything that a request schedules can happen twice."""
     adapts = request.precision == "float16" and request.train.loss_scale is None
     return max(default, _FLOAT16_STEPS) if adapts else default
 

@@ -178,11 +178,7 @@ def _moment_overrides(overrides: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
 
 
 def _one_step_request(model: str, overrides: tuple[str, ...], memory: str | None) -> Request:
-    """A request for one step of enough tokens, without dropout.
-
-    Raises:
-        RequestError: the overrides leave too few tokens.
-    """
+    """A request for one step of enough tokens, without dropout."""
     request = make_request(model, *overrides, *_ONE_STEP, memory=memory)
     if ".py" not in model:
         without_dropout = request.model.model_copy(update={"dropout": 0.0})
@@ -201,11 +197,7 @@ def _one_step_request(model: str, overrides: tuple[str, ...], memory: str | None
 
 
 def _require_free_disk(planned: Planned, root: Path) -> None:
-    """Refuses a model whose state would fill the disk.
-
-    Raises:
-        PlanError: nothing fits, or too little of the disk would remain free.
-    """
+    """Refuses a model whose state would fill the disk."""
     needed = disk_usage(planned.plan, planned.graph, planned.request.train).needed_bytes
     free = free_disk_bytes(root)
     if needed > (1 - FREE_DISK_SHARE) * free:

@@ -163,12 +163,7 @@ def _capacity_bytes(machine: Machine, *, in_memory: bool) -> int:
 
 
 def _require_plan(model: str, overrides: Sequence[str], machine: str) -> Planned:
-    """The fastest plan, if one fits.
-
-    Raises:
-        PlanError: no plan fits.
-        InputErrors: the request has no plan on this machine.
-    """
+    """The fastest plan, if one fits."""
     request = make_request(model, "margin=0", *overrides, machine=machine)
     planned = plan_request(request, NO_OBJECTS, None, explains=False)
     _ = planned.plan

@@ -153,11 +153,7 @@ def _sharding_errors(config: TransformerConfig, rank: Rank) -> Iterator[str]:
 
 
 def parameter_count(config: TransformerConfig | ResNetConfig) -> int:
-    """Number of parameters, as the graph of the model counts them: what layers share counts once.
-
-    Args:
-        config: the model, of tokens or of images.
-    """
+    """Number of parameters, as a model's graph counts them: what layers share counts once."""
     if isinstance(config, ResNetConfig):
         return _count_resnet(config)
     counts = {layer: _count_layer(layer) for layer in layer_types(config)}

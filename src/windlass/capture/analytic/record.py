@@ -36,7 +36,6 @@ def layer_scope(layer: LayerType, rank: Rank, precision: Precision) -> Scope:
     """A scope for the modules of one layer.
 
     Args:
-        layer: which of a model's layers.
         rank: the first tensor-parallel rank.
     """
     return Scope(
@@ -61,7 +60,6 @@ def record_layer(
     """The trace of a layer's forward and backward pass.
 
     Args:
-        layer: which of a model's layers.
         rank: the first tensor-parallel rank.
         selective: whether it runs with selective activation checkpointing.
         fused: whether the last layer's loss is fused with its projection.

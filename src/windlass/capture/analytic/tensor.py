@@ -76,7 +76,6 @@ class Tape:
             kind: what bounds it.
             matmul_sizes: batch, m, n, k of a matrix product.
             kept: side of a block and elements of all kept blocks of a sparse weight.
-            random: whether it draws random numbers.
             collective: kind and axis of a collective, and the bytes of its full buffer.
             is_causal: False for attention without a mask.
         """

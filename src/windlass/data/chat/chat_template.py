@@ -78,11 +78,7 @@ class ChatTemplate:
         _process(self.limits).render(self.source, ())
 
     def save(self, folder: Path) -> None:
-        """Writes the template and its special tokens, for `find_chat_template`.
-
-        Args:
-            folder: where the tokenizer's file is.
-        """
+        """Writes the template and its special tokens, for `find_chat_template`."""
         atomic_write(folder / CHAT_TEMPLATE_FILE, self.source)
         tokens = json.dumps(dict(self.special_tokens), indent=2, sort_keys=True)
         atomic_write(folder / SPECIAL_TOKENS_FILE, f"{tokens}\n")

@@ -40,9 +40,6 @@ def encode_documents(
 
     In a conversation, what spells a special token is that token, and a token is a target if any of
     its characters belongs to an answer, both as in transformers.
-
-    Args:
-        documents: texts, or conversations.
     """
     if documents and documents[0].targets is not None:
         return _conversations(tokenizer, documents)

@@ -88,8 +88,6 @@ class _Renderer:
         """What `_conversation` returns of each, given its arguments, or `{"fault": ...}`.
 
         Args:
-            source: the template, which is compiled even for no conversation.
-            conversations: the arguments of `_conversation`.
             date: the day that `strftime_now` tells, in the form of ISO 8601; None is today.
         """
         from transformers.utils.chat_template_utils import _compile_jinja_template
@@ -286,11 +284,7 @@ class _Answer:
         return (opening, behind) if text.endswith(behind) else None
 
     def _common_end(self, alone: str, among: str) -> int:
-        """Characters behind the content that end the answer, alone and among other turns.
-
-        Raises:
-            _AmbiguousAnswerError: what both have in common ends within a word.
-        """
+        """Characters behind the content that end the answer, alone and among other turns."""
         mark = alone.rstrip()
         if among.startswith(mark):
             return len(mark)

@@ -32,7 +32,6 @@ class ExampleBatches:
         """Inputs and targets of consecutive samples of a step, `Int[count s]` or as the examples'.
 
         Args:
-            step: step, counted from 1.
             first: index of the first sample in the global batch, from 0.
             count: number of samples; None takes the rest of the batch.
         """

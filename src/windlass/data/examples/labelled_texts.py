@@ -65,7 +65,6 @@ def prepare_labelled_texts(
     A text that is too long loses its end; of a pair the longer one does, first.
 
     Args:
-        data: names the tables and their fields.
         sequence: tokens of an example.
         vocabulary: entries of the model; ids of a second text are higher by that.
         classes: names of the model's classes in order; None orders those of the data by name, or by
@@ -115,12 +114,7 @@ def labelled_fingerprint(data: DataRequest) -> str:
 
 
 def _rows(source: str, data: DataRequest) -> Iterator[list[str]]:
-    """Class and texts of each row.
-
-    Raises:
-        DataError: there are none.
-        InputErrors: some cannot be read.
-    """
+    """Class and texts of each row."""
     fields = LabelledRows(
         text=data.text_field, second=data.second_field, label=data.label_field
     )  # fmt: skip
@@ -152,12 +146,7 @@ def _split(
 
 
 def _class_names(found: set[str], known: Sequence[str] | None) -> tuple[str, ...]:
-    """The classes in order.
-
-    Raises:
-        DataError: there is only one.
-        InputErrors: some are none of those that the model knows.
-    """
+    """The classes in order."""
     if known is not None and (unknown := sorted(found - set(known))):
         raise_data_errors(
             [

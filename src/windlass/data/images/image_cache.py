@@ -55,11 +55,6 @@ def prepare_images(
 ) -> ExampleDataset:
     """The images of a request, from the cache if their files were prepared like this before.
 
-    Args:
-        data: sources, split, and the shape that images are scaled to.
-        cache: folder of all prepared images.
-        progress: called with how many images are read.
-
     Raises:
         DataError: a source is missing or has no images, or there is nothing to hold out.
     """
@@ -105,11 +100,7 @@ def count_images(data: DataRequest) -> int:
 
 
 def _shape(data: DataRequest) -> tuple[int, int, int]:
-    """The shape that images are scaled to.
-
-    Raises:
-        DataError: it is none of images.
-    """
+    """The shape that images are scaled to."""
     if data.image_shape is None or data.image_shape[0] not in (1, 3):
         shape = data.image_shape and list(data.image_shape)
         raise DataError(
@@ -135,12 +126,7 @@ def _prepare(
     shape: tuple[int, int, int],
     progress: DataProgress,
 ) -> None:
-    """Builds a folder of images.
-
-    Raises:
-        DataError: there is nothing to train on or to hold out.
-        InputErrors: images that cannot be read.
-    """
+    """Builds a folder of images."""
     labels = [list(source.labels()) for source in sources]
     classes = _class_order({label for part in labels for _, label in part})
     number = {label: index for index, label in enumerate(classes)}
@@ -170,11 +156,7 @@ def _class_order(labels: set[str]) -> tuple[str, ...]:
 def _split(
     labels: Sequence[Sequence[tuple[str, str]]], data: DataRequest, classes: tuple[str, ...]
 ) -> tuple[list[int], int]:
-    """The place of each image, those that are held out last, and the number of these.
-
-    Raises:
-        DataError: there is nothing to train on or to hold out, or only one class.
-    """
+    """The place of each image, those that are held out last, and the number of these."""
     split = [
         hash_fraction(name, "split") < data.held_out
         if data.validation is None
@@ -210,11 +192,7 @@ def _read_images(
     places: Sequence[int],
     progress: DataProgress,
 ) -> None:
-    """Reads every image into its place.
-
-    Raises:
-        InputErrors: those that cannot be read.
-    """
+    """Reads every image into its place."""
     errors: list[str] = []
     named = (
         (source.source, name)

@@ -200,11 +200,7 @@ def decode_image(raw: RawImage, shape: tuple[int, int, int]) -> npt.NDArray[np.u
 
 
 def _class_name(value: object, names: Sequence[str], file: Path, row: int) -> str:
-    """The class of a row: a name by its number, if there are names, or the value itself.
-
-    Raises:
-        DataError: no name has that number; -1 stands for a class that is not known.
-    """
+    """The class of a row: a name by its number, if there are names, or the value itself."""
     if not names or not isinstance(value, int):
         return str(value)
     if not 0 <= value < len(names):

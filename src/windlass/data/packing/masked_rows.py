@@ -81,7 +81,6 @@ def masked_batches(
         sequence: tokens of a row.
         batch: global batch, in rows.
         seed: of the order and the masks.
-        masking: how tokens are masked.
         weights: share of the samples of each source; None takes them in proportion to their rows.
 
     Raises:

@@ -45,7 +45,6 @@ class RowWriter(Protocol):
 
         Args:
             inputs: of the row, as `empty` makes them.
-            row: which row.
             key: of what is drawn for it; a held-out row has none.
         """
 
@@ -109,7 +108,6 @@ class RowBatches:
         """Inputs and targets `Int[count s]` of consecutive samples of a step.
 
         Args:
-            step: step, counted from 1.
             first: index of the first sample in the global batch, from 0.
             count: number of samples; None takes the rest of the batch.
         """
@@ -127,9 +125,7 @@ class RowBatches:
         None if a row is one document, behind which only what is no target sees it.
 
         Args:
-            step: step, counted from 1.
             first: index of the first sample in the global batch, from 0.
-            count: number of samples.
         """
         return self.order.document_ids(step, first, count) if self.is_packed else None
 

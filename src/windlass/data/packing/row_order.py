@@ -81,9 +81,7 @@ class RowOrder:
         """Source and row of consecutive samples of a step.
 
         Args:
-            step: step, counted from 1.
             first: index of the first sample in the global batch, from 0.
-            count: number of samples.
         """
         sources, rows = self._sources_and_rows(step, first, count)
         return list(zip(sources.tolist(), rows.tolist(), strict=True))
@@ -107,7 +105,6 @@ class RowOrder:
 
         Args:
             tokens: the data set whose rows these are.
-            step: step, counted from 1.
             sample: index of the sample in the global batch, from 0.
         """
         ((source, row),) = self.samples(step, sample, 1)

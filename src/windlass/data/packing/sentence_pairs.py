@@ -149,9 +149,7 @@ def _elsewhere(layout: RowLayout, place: int, count: int, key: tuple[int, ...]) 
     """So many tokens in a row of another document, or else of another piece; None if none is found.
 
     Args:
-        layout: rows of the source.
         place: of the piece that needs another one's tokens.
-        count: number of tokens.
     """
     for attempt in range(_TRIES):
         number = 2 + 2 * attempt
@@ -183,7 +181,6 @@ def sentence_pair_batches(
         sequence: tokens of a row.
         batch: global batch, in rows.
         seed: of the order and of all that is drawn.
-        masking: how tokens are masked.
         weights: share of the samples of each source; None takes them in proportion to their rows.
         packing: whether up to `SENTENCES_PER_ROW` pairs share a row; otherwise a row is one.
 

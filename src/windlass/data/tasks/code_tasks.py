@@ -31,8 +31,6 @@ def save_questions(
     """Writes a task as a YAML file with JSON lines beside it, and returns the YAML file.
 
     Args:
-        questions: what is asked.
-        folder: receives the files.
         examples: solved questions of few-shot scoring, of which the first ones count.
     """
     files: dict[str, str] = {}
@@ -213,7 +211,6 @@ def _item(
 
     Args:
         place: where it comes from, which decides on the order of the choices.
-        context: what the model reads.
         before: what each choice begins with.
         candidates: wrong ones, and the right one again, in the order of preference.
     """

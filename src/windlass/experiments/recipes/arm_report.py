@@ -55,9 +55,7 @@ def make_report(
     """The report of a recipe whose runs have ended; scores are kept, and not made twice.
 
     Args:
-        plan: what was run.
         stop: polled before each score.
-        progress: called with how many scores are made.
 
     Raises:
         RunInterrupted: `stop` returned True; the same call goes on.
@@ -140,12 +138,7 @@ def _facts(plan: RecipePlan) -> Iterator[ArmFacts]:
 def make_tasks(
     plan: RecipePlan, root: Path, progress: Progress | None
 ) -> tuple[tuple[Path, ...], tuple[str, ...]]:
-    """The tasks of a folder, made of the recipe's held-out text at first; or why there are none.
-
-    Args:
-        plan: what is run.
-        progress: called with how far preparations are.
-    """
+    """The tasks of a folder, made of the recipe's held-out text at first; or why there are none."""
     folder = root / _TASKS_FOLDER
     files = sorted(folder.glob("*.yaml"))
     if not files:

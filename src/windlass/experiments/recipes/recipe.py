@@ -147,11 +147,7 @@ def _find(name: str) -> Recipe:
 def _adopted_plan(
     root: Path, name: str, overrides: tuple[str, ...], scale: str, progress: Progress | None
 ) -> RecipePlan:
-    """The plan that a folder holds; a new one, which it then holds, in a folder without one.
-
-    Raises:
-        InputErrors: it holds that of another recipe, scale or overrides.
-    """
+    """The plan that a folder holds; a new one, which it then holds, in a folder without one."""
     path = root / _PLAN_FILE
     if not path.is_file():
         plan = plan_recipe(name, *overrides, scale=scale, progress=progress)
@@ -187,11 +183,7 @@ def _where_it_stopped(root: Path, plan: RecipePlan, seeds: int) -> str:
 
 
 def _require_success(root: Path, found: Sweep) -> None:
-    """Refuses a sweep with runs that failed.
-
-    Raises:
-        RunBroken: the first of them.
-    """
+    """Refuses a sweep with runs that failed."""
     for trial in found.trials:
         if trial.state == "failed":
             raise RunBroken(

@@ -177,11 +177,7 @@ def run_training(
 
 
 def _adopt(plan: TrainingPlan, path: Path) -> None:
-    """Keeps what a folder runs; refuses one that runs something else.
-
-    Raises:
-        InputErrors: it holds another recipe, or the same with other settings.
-    """
+    """Keeps what a folder runs; refuses one that runs something else."""
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
         plan.save(path)
@@ -219,7 +215,6 @@ def _runnable(request: Request, part: RecipePart, path: Path) -> Request:
     """A part's request with the folders of the recipe's own files.
 
     Args:
-        request: as planned.
         path: its run folder, beside those of other parts.
     """
     if request.data.source == CONVERSATIONS:
@@ -252,9 +247,6 @@ def _result(path: Path, seed: int, part: RecipePart, task: Path | None) -> PartR
 
     Args:
         task: what is asked after the last step; None asks nothing.
-
-    Raises:
-        RecordError: its record has no steps.
     """
     steps = load(path).steps
     if not steps:

@@ -72,7 +72,6 @@ def make_plan(scale: str, overrides: tuple[str, ...], progress: Progress | None)
     Args:
         scale: a name of `SCALES`.
         overrides: `key=value` for all arms; `train.steps` and `sparsity.*` are taken from them.
-        progress: called with how far planning is.
 
     Raises:
         PlanError: no narrower model has the FLOP of the sparse one.
@@ -192,7 +191,6 @@ def narrower_model(model: ModelIdentity, flop: float, sequence: int) -> dict[str
 
     Args:
         flop: of one sequence, forward and backward.
-        sequence: tokens of a sequence.
 
     Raises:
         PlanError: no width comes within a hundredth of the FLOP.

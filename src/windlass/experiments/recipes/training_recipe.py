@@ -179,11 +179,7 @@ def training_plan(name: str, *overrides: str, scale: str = "tiny") -> TrainingPl
 
 
 def _depth(name: str, scale: TrainingScale, dial: str | None) -> int:
-    """The depth that is asked for; None stands for the scale's own.
-
-    Raises:
-        RequestError: the recipe has no such dial, or it is no depth.
-    """
+    """The depth that is asked for; None stands for the scale's own."""
     if scale.depth is None:
         raise RequestError(f"recipe `{name}` has no dial; leave out `={dial}`")
     if dial is None:
@@ -231,10 +227,8 @@ def depth_settings(
     a bound the law gives two layers 0.0079, and their losses then differ by 0.9 between seeds.
 
     Args:
-        depth: number of blocks.
         tokens_per_weight: tokens that are trained on for each weight; 20 by Hoffmann et al. 2022.
         vocabulary: entries of the embedding, which counts as weights.
-        sequence: tokens of one sequence.
     """
     width = _WIDTH_PER_LAYER * depth
     weights = 12 * depth * width**2 + (vocabulary + sequence) * width

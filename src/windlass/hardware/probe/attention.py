@@ -100,14 +100,7 @@ def attention_rates(
     watch: Stopwatch,
     on_measured: Callable[[], None],
 ) -> tuple[AttentionRate, ...]:
-    """Rates of attention in one data type, by every kernel that the device has for it.
-
-    Args:
-        dtype: of queries, keys and values.
-        sizes: at which sizes it is measured.
-        ways: heads and masks.
-        on_measured: called after each measurement.
-    """
+    """Rates of attention in one data type, by every kernel that the device has for it."""
     return tuple(
         rate
         for backend, (width, is_causal) in product(sizes.backends, ways)
@@ -129,9 +122,6 @@ def compiled_speed(dtype: torch.dtype, watch: Stopwatch) -> CompiledSpeed:
     """How many times as fast plain attention is compiled, at one length; compiling takes seconds.
 
     Both are measured in turn, because a shared machine is slow for seconds at a time.
-
-    Args:
-        dtype: of queries, keys and values.
     """
     sizes = attention_sizes(watch.device)
     compiled = torch.compile(attend, dynamic=False)
@@ -168,12 +158,7 @@ def compiled_rates(rates: Sequence[AttentionRate], speed: CompiledSpeed) -> Iter
 
 
 def typical_rates(rates: Sequence[AttentionRate], sizes: AttentionSizes) -> Curve | None:
-    """FLOP/s of the fused kernel forward over FLOP of one call; None if nothing was measured.
-
-    Args:
-        rates: what `attention_rates` measured.
-        sizes: at which it measured them.
-    """
+    """FLOP/s of the fused kernel forward over FLOP of one call; None if nothing was measured."""
     fused = [each for each in rates if each.attention is None and each.is_causal]
     if not fused:
         return None

@@ -87,9 +87,6 @@ class _MeasuredOp(NamedTuple):
 def measure_process_costs(device: Device, precisions: Sequence[Precision]) -> ProcessCosts:
     """What a process costs before it allocates a tensor, measured in a fresh one.
 
-    Args:
-        precisions: those in which it computes.
-
     Raises:
         MachineError: the process failed; the message holds its error.
     """

@@ -66,7 +66,6 @@ def ring_links(rings: Sequence[RingTime], count: int) -> tuple[Link, ...]:
 
     Args:
         rings: times of exchanges, of which the slowest group's counts.
-        count: number of devices.
     """
     links: list[Link] = []
     for ranks in reversed(ring_sizes(count)):
@@ -96,11 +95,7 @@ def _latency_and_rate(rings: Sequence[RingTime]) -> tuple[float, float]:
 
 
 def _run_ranks(folder: Path, kind: str, count: int) -> None:
-    """Runs the process of each device until all have ended.
-
-    Raises:
-        MachineError: one failed, or did not end.
-    """
+    """Runs the process of each device until all have ended."""
     errors = [(folder / f"{rank}.err").open("wb") for rank in range(count)]
     processes = [
         subprocess.Popen(  # noqa: S603  our own words, no shell

@@ -210,7 +210,6 @@ def sparse_product_rates(
     """Times of products with kept blocks, for each side of a block and each role.
 
     Args:
-        precision: precision of all operands.
         on_measured: called after each shape of each side.
     """
     rates: list[SparseProductRate] = []

@@ -105,9 +105,6 @@ def matmul_rates(
     (`g W`, `g^T x`). Its rate is the mean over the three.
 
     Args:
-        precision: precision of all operands.
-        on_measured: called after each measurement.
-        ways: heads and masks of the attention that is measured.
         is_converted: whether the processor has no products for it; few are measured then.
     """
     on_cpu = watch.device.type == "cpu"
@@ -192,7 +189,6 @@ def fit_product(
 
     Args:
         measured: products of at least four shapes.
-        itemsize: bytes of an element.
     """
     timed = [
         TimedProduct(each.flop, *each.moved(role, itemsize), each.seconds[role])

@@ -72,11 +72,7 @@ def elementwise_rates(watch: Stopwatch) -> Curve:
 def op_rates(
     precision: Precision, watch: Stopwatch, on_measured: Callable[[], None]
 ) -> tuple[OpRate, ...]:
-    """Rates of the single ops that transformers use.
-
-    Args:
-        on_measured: called after each measurement.
-    """
+    """Rates of the single ops that transformers use."""
     points: dict[str, list[Point]] = {}
     for rows in _ROWS:
         for op in (*_layer_ops(rows, precision, watch.device), *_loss_ops(rows, precision, watch)):

@@ -190,10 +190,7 @@ def _measure_device(
     """The device with its measured rates and without its tiers.
 
     Args:
-        bar: reports each measurement.
-        process_costs: what a fresh process measured.
         converted: precisions that the processor has no products for.
-        ways: heads and masks of the attention that is measured.
     """
     kind = measured.kind
     rates: list[MatmulRate] = []

@@ -28,7 +28,6 @@ def speed_check_seconds(device: torch.device, *, budget_seconds: float = _BUDGET
     """Seconds of the check: one matrix product in each precision and one element-wise sum.
 
     Args:
-        device: where it runs.
         budget_seconds: time to spend on each part.
     """
     waiting = CpuContention()

@@ -92,11 +92,7 @@ def _examples(data: object) -> Iterable[object]:
 
 
 def _parts(loader: "DataLoader[Any]") -> Iterator[object]:
-    """The examples of each batch of a loader.
-
-    Raises:
-        DataError: its batches are of another kind than inputs, or inputs with targets.
-    """
+    """The examples of each batch of a loader."""
     if loader.batch_size is None and loader.batch_sampler is None:
         yield from loader
         return

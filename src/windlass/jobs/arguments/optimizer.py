@@ -74,11 +74,7 @@ def _made(optimizer: object) -> Any | None:  # noqa: ANN401  an optimizer of tor
 
 
 def _settings(made: Any, known: tuple[str, ...]) -> dict[str, object]:  # noqa: ANN401  of torch
-    """The settings of an optimizer that both read.
-
-    Raises:
-        RequestError: groups of weights differ, or a setting is one that Windlass does not read.
-    """
+    """The settings of an optimizer that both read."""
     name, groups = type(made).__name__, made.param_groups
     settings = [{key: group[key] for key in group if key not in _FREE} for group in groups]
     if any(each != settings[0] for each in settings):

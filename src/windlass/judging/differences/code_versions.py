@@ -66,9 +66,6 @@ def code_versions(
     """The code of two runs, checked out beside each other, and why it cannot be, if it cannot.
 
     None without a reason if the code is the same.
-
-    Args:
-        bad: another one.
     """
     try:
         snapshots = [CodeSnapshot.load(folder / CODE_FILE) for folder in (good, bad)]
@@ -100,8 +97,6 @@ def find_first_bad_commit(
     """The first commit with which a run is bad, by `git bisect run`; None if it cannot be told.
 
     Args:
-        versions: the code of the good and of the bad run.
-        run: the short run to take with each commit.
         metric: `loss` or `seconds`.
         values: the metric of the good and of the bad run.
     """
@@ -131,11 +126,7 @@ def find_first_bad_commit(
 
 
 def _check_out(tree: CodeTree, *, is_windlass: bool) -> CodeVersion:
-    """A clone at a commit with recorded changes; made once and kept in the cache.
-
-    Raises:
-        RecordError: the commit is not in the checkout, or the changes do not apply.
-    """
+    """A clone at a commit with recorded changes; made once and kept in the cache."""
     if not _COMMIT.fullmatch(tree.commit or ""):
         raise RecordError("the recorded commit is none, so that the code was not switched")
     place = _PACKAGE if is_windlass else Path.cwd()
@@ -171,11 +162,7 @@ def _clone(checkout: Path, folder: Path, commit: str) -> None:
 def _git(
     folder: Path, *words: str, text: str | None = None, seconds: float | None = _GIT_SECONDS
 ) -> str:
-    """What a git command prints.
-
-    Raises:
-        RecordError: it fails, is missing or takes too long.
-    """
+    """What a git command prints."""
     git = shutil.which("git")
     if git is None:
         raise RecordError("the code differs and git is missing, so it was not switched")

@@ -23,7 +23,6 @@ def find_factors(good: RunRecord, bad: RunRecord, *, with_code: bool) -> Iterato
     """All of two runs.
 
     Args:
-        bad: another one.
         with_code: whether their code differs and can be switched.
     """
     first, second = (dict(flat_keys(_request(one))) for one in (good, bad))

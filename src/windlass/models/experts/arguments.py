@@ -40,10 +40,6 @@ def apply_expert_arguments(
     Inner widths keep their ratio to the width. `experts=0` makes the model dense, and 0 of a
     capacity, of a shared expert or of a balance leaves it out. A dense model that gets experts has
     some as wide as its feed-forward branch, and a balance loss.
-
-    Args:
-        config: the model before any change.
-        arguments: those of `EXPERT_ARGUMENTS` that change.
     """
     if arguments.get("experts") == 0:
         return None

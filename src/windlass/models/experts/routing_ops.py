@@ -39,7 +39,6 @@ def choose_experts(
         logits: `Float[b s E]`.
         bias: what is added to scores when experts are picked, `Float[E]`; None adds nothing.
         scale: weight of one sequence's balance loss, `Float[]`; None means 1 / b.
-        config: how scores and weights are made.
         balances: whether the balance loss counts.
         context: the rank whose tokens of each sequence they are. The loss is that of the whole
             sequence: in the backward pass ranks sum how often each expert was chosen.

@@ -12,7 +12,6 @@ def freeze_weights(model: nn.Module, name: str, patterns: Iterable[str]) -> None
     """Freezes the weights whose names match a pattern, in place; the others stay as they are.
 
     Args:
-        model: the model, some of whose weights may be frozen already.
         patterns: patterns of full names of weights, in which `*` matches anything.
 
     Raises:
@@ -37,10 +36,7 @@ def matching_weights(
     """The weights whose names match a pattern, one at least.
 
     Args:
-        names: full names of all weights of the model.
-        pattern: a pattern of them, in which `*` matches anything.
         setting: the key of a request that the pattern comes from.
-        example: a name that the message gives as an example.
 
     Raises:
         ModelError: no weight matches.

@@ -124,7 +124,6 @@ def add_adapters(
     Args:
         model: a sequence of layers, on the meta device or with real weights.
         layers: names of the layers in order; those between the first and the last are blocks.
-        request: rank, scale, which layers, and which other weights are trained.
 
     Raises:
         ModelError: a pattern matches nothing, or a linear layer without its usual product; experts
@@ -145,11 +144,7 @@ def add_adapters(
 def _train_whole(
     model: nn.Module, name: str, targets: Sequence[str], patterns: Sequence[str]
 ) -> None:
-    """Lets the weights train whose names match a pattern.
-
-    Raises:
-        ModelError: a pattern matches no weight, or one of a layer with an adapter.
-    """
+    """Lets the weights train whose names match a pattern."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
     names = tuple(parameters)
     for pattern in patterns:
@@ -184,11 +179,7 @@ def _adapted(base: nn.Module, path: str, model: str, request: LoraRequest) -> Ad
 
 
 def _targets(model: nn.Module, name: str, blocks: Sequence[str], request: LoraRequest) -> list[str]:
-    """Full names of the linear layers that get an adapter.
-
-    Raises:
-        ModelError: a pattern matches none, or there is none.
-    """
+    """Full names of the linear layers that get an adapter."""
     modules = {p: module for p, module in model.named_modules() if isinstance(module, LINEARS)}
     linears = list(modules)
     if request.targets is None:

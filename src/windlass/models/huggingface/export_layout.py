@@ -181,7 +181,6 @@ def _with_own_keys(
 
     Args:
         family: the type that the model is written as.
-        content: what says its shape.
         config: its configuration, which may be of another shape than the file's.
     """
     whole = {**content, **own, "dtype": content["dtype"]}

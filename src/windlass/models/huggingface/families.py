@@ -209,9 +209,6 @@ def model_types() -> tuple[str, ...]:
 def writes_text(name: str) -> bool:
     """Whether a model that runs by the code of transformers predicts the next token.
 
-    Args:
-        name: `hf:DIR`, or `hf:DIR/config.json`.
-
     Raises:
         ModelError: there is no such folder.
     """

@@ -176,11 +176,7 @@ def _chat_template(files: Mapping[str, bytes], beside: Mapping[str, Any]) -> str
 
 
 def _object(files: Mapping[str, bytes], name: str) -> Mapping[str, Any]:
-    """The content of a JSON file, or an empty table.
-
-    Raises:
-        ModelError: the file is no JSON.
-    """
+    """The content of a JSON file, or an empty table."""
     try:
         content = json.loads(files.get(name, b"{}"))
     except (ValueError, RecursionError) as error:

@@ -27,9 +27,6 @@ class ImageProcessor:
 def image_processor(name: str) -> ImageProcessor | None:
     """What the folder of a model says of its images; None if it says nothing.
 
-    Args:
-        name: `hf:DIR`, or `hf:DIR/config.json`.
-
     Raises:
         ModelError: there is no such model, or the file cannot be read.
     """

@@ -99,9 +99,6 @@ def find_model_folder(name: str) -> ModelFolder:
 def tokenizer_file(name: str) -> Path | None:
     """The `tokenizer.json` beside a model's `config.json`; None if there is none.
 
-    Args:
-        name: `hf:DIR`, or `hf:DIR/config.json`.
-
     Raises:
         ModelError: there is no such model.
     """

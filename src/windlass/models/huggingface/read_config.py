@@ -56,9 +56,6 @@ def huggingface_config(name: str) -> TransformerConfig:
 
     Dropout is a setting of training, not of the model: it is 0 unless `model.dropout` says more.
 
-    Args:
-        name: `hf:DIR`, or `hf:DIR/config.json`.
-
     Raises:
         ModelError: there is no such model, its type is unknown, it is no transformer, or it is of a
             shape that cannot be built; lists all reasons at once.
@@ -75,9 +72,6 @@ def huggingface_resnet(name: str) -> ResNetConfig | None:
     Its images are those that `preprocessor_config.json` beside it asks for, or have 224 pixels a
     side.
 
-    Args:
-        name: `hf:DIR`, or `hf:DIR/config.json`.
-
     Raises:
         ModelError: as `huggingface_config` says.
     """
@@ -93,9 +87,6 @@ def huggingface_resnet(name: str) -> ResNetConfig | None:
 def is_huggingface_resnet(name: str) -> bool:
     """Whether a model of Hugging Face is a residual network, by its `model_type` alone.
 
-    Args:
-        name: `hf:DIR`, or `hf:DIR/config.json`.
-
     Raises:
         ModelError: there is no such model.
     """
@@ -108,9 +99,6 @@ def keys_of_transformers(name: str) -> tuple[str, ...]:
 
     There are none where transformers is not installed, or does not know one of them either: then
     all are refused.
-
-    Args:
-        name: `hf:DIR`, or `hf:DIR/config.json`.
 
     Raises:
         ModelError: there is no such folder.
@@ -136,11 +124,7 @@ def keys_of_transformers(name: str) -> tuple[str, ...]:
 
 
 def _read_config(name: str) -> ModelConfig:
-    """The configuration of a model of Hugging Face.
-
-    Raises:
-        ModelError: as `huggingface_config` says.
-    """
+    """The configuration of a model of Hugging Face."""
     folder = find_model_folder(name)
     content = folder.read_config()
     try:
@@ -158,10 +142,6 @@ def config_from_values(
     family: Family, content: Mapping[str, Any], name: str, source: str
 ) -> tuple[ModelConfig | None, list[str]]:
     """The configuration that a `config.json` describes, and all that is wrong with it.
-
-    Args:
-        family: the family of its `model_type`.
-        source: where the numbers come from.
 
     Returns:
         No configuration if a field cannot be read.

@@ -44,7 +44,6 @@ def split_kinds(kinds: Sequence[str], inputs: Sequence[torch.Size]) -> tuple[str
     """The kinds of layers, of which those that take another shape have another kind.
 
     Args:
-        kinds: what `find_layer_kinds` says of all layers.
         inputs: shape of each layer's input, without the batch.
     """
     names: dict[tuple[str, torch.Size], str] = {}

@@ -49,8 +49,6 @@ def infer_layer_shapes(
     """Shapes of all boundaries between layers, from a run on fake tensors.
 
     Args:
-        model: name of the model, for error messages.
-        layers: all layers with their names.
         kinds: kind of each layer; of layers of one kind and input only the first runs.
         examples: shape of one input; None takes tokens.
 
@@ -94,11 +92,7 @@ class _AttentionSizes(TorchDispatchMode):
 
 
 def _require_output(model: str, output: Tensor, examples: tuple[int, ...] | None) -> None:
-    """Refuses an output that is no logits.
-
-    Raises:
-        ModelError: it has another shape.
-    """
+    """Refuses an output that is no logits."""
     batch, sequence = _TOKENS
     if examples is None and (output.ndim != 3 or output.shape[:2] != _TOKENS):
         raise ModelError(
@@ -158,7 +152,6 @@ def fake_state(layer: nn.Module, dtype: torch.dtype | None = None) -> dict[str, 
     Must be called under a `FakeTensorMode`.
 
     Args:
-        layer: a layer on any device.
         dtype: type of floating-point tensors, except running statistics, which keep theirs; None
             keeps the type of each.
     """

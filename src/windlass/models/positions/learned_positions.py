@@ -13,7 +13,6 @@ def learned_positions(
 
     Args:
         table: a row for each position.
-        count: number of tokens, a multiple of the number of runs.
         firsts: position of the first token of each run.
         documents: the document of each token of a whole row, in which positions begin at 0; None
             means that a row is one document.

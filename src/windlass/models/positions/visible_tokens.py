@@ -16,7 +16,6 @@ def hidden_tokens(
         queries: positions of the tokens that see.
         keys: positions of the tokens that are seen.
         like: a tensor of the type of scores, on their device.
-        visible: which tokens each sees.
 
     Returns:
         None if every token sees all.
@@ -40,7 +39,6 @@ def limits_that_hide(queries: range, keys: range, visible: VisibleTokens) -> Vis
     Args:
         queries: positions of the tokens that see.
         keys: positions of the tokens that are seen.
-        visible: which tokens each sees.
     """
     earlier, later = visible
     hides_earlier = earlier is not None and keys[0] < queries[-1] - earlier
@@ -54,7 +52,6 @@ def seen_keys(queries: range, within: range, visible: VisibleTokens) -> range:
     Args:
         queries: positions of the queries, which are among the keys.
         within: positions of all keys.
-        visible: which tokens each sees.
     """
     earlier, later = visible
     first = within.start if earlier is None else max(within.start, queries.start - earlier)

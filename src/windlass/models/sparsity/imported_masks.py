@@ -31,7 +31,6 @@ def layers_of_masks(
 
     Args:
         linears: linear layers of the model that can be sparse, by full name.
-        roles: roles of the outputs of those that have any.
         request: names the file, and the pattern and the size of blocks that it must have.
 
     Raises:
@@ -51,9 +50,6 @@ def layers_of_masks(
 
 def put_masks(layer: nn.Module, name: str, path: Path, *, seed: int) -> None:
     """Gives the sparse layers inside a layer the masks of a file, in place.
-
-    Args:
-        layer: a layer with real weights.
 
     Raises:
         ModelError: the file cannot be read.
@@ -92,11 +88,7 @@ def _faults(
 def _layer(
     linear: nn.Linear, mask: LayerMask, roles: RoleOutputs, request: SparsityRequest, name: str
 ) -> SparseLinear:
-    """The sparse layer with as many kept blocks or weights as a mask.
-
-    Raises:
-        ModelError: rows of one role keep different numbers of blocks.
-    """
+    """The sparse layer with as many kept blocks or weights as a mask."""
     inputs, outputs, bias = linear.in_features, linear.out_features, linear.bias is not None
     std: float | None = getattr(linear, "std", None)
     with torch.device("meta"):

@@ -68,11 +68,7 @@ def make_sparse(model: nn.Module, name: str, request: SparsityRequest, *, seed: 
 def _sparse_layers(
     model: nn.Module, name: str, request: SparsityRequest
 ) -> dict[str, SparseLinear]:
-    """The sparse layers of a model on the meta device, by full name.
-
-    Raises:
-        ModelError: what cannot be, with a way out.
-    """
+    """The sparse layers of a model on the meta device, by full name."""
     if request.mask is not None:
         if sparsity_of_leg(request) is None:
             return {}
@@ -134,11 +130,7 @@ def _sparse_layer(
 def _selected_roles(
     model: nn.Module, name: str, request: SparsityRequest
 ) -> dict[str, RoleOutputs]:
-    """The roles of each linear layer that becomes sparse, by its full name.
-
-    Raises:
-        ModelError: none is selected, or one that cannot be sparse.
-    """
+    """The roles of each linear layer that becomes sparse, by its full name."""
     known = dict(_known_roles(model))
     if request.module_patterns is None:
         if not known:
@@ -179,9 +171,6 @@ def _known_roles(model: nn.Module) -> Iterator[tuple[str, RoleOutputs]]:
 
 def joined_matrices(layers: Iterable[tuple[str, nn.Module]]) -> dict[str, tuple[int, ...]]:
     """Rows of each matrix in a weight that is several, such as queries, keys and values.
-
-    Args:
-        layers: the layers of a model with their names.
 
     Returns:
         Rows by the full name of the weight; weights that are one matrix are left out.

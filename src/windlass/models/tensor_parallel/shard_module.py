@@ -101,7 +101,6 @@ def shard_layer(
     Args:
         layer: the full layer, on any device, for which `sharding_errors` is empty; not changed.
         tp_rank: the rank. Its process groups are looked up only when the tensors are real.
-        last: whether the loss follows the layer.
     """
     local = meta_copy(layer)
     if "token_ranks" in vars(local):  # positions around the block are those of all tokens

@@ -138,9 +138,6 @@ def param_shards(
     features. Embedding tables and the head's outputs are sharded over all ranks, as in one
     dimension.
 
-    Args:
-        layer: the full layer, on any device.
-
     Returns:
         Parts by the parameter's name inside the layer.
     """
@@ -292,7 +289,6 @@ def inner_shard(
     the ranks of one row all have the features of their row and compute the same.
 
     Args:
-        layer: the full layer, on any device.
         path: path of a sharded module or setting.
     """
     region = sharding.enclosing_region(path)

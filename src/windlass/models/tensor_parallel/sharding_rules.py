@@ -197,9 +197,6 @@ def parse_sharding_rule(pattern: str, text: str) -> ShardingRule:
     fused in its features, as `column in 3` (equal parts) or `column in 4:1:1`, and the features
     that stay together, as `column by 64` (heads of 64 features).
 
-    Args:
-        pattern: pattern of module names that the rule is for, for error messages.
-
     Raises:
         ModelError: the text is not a rule.
     """
@@ -233,7 +230,6 @@ def resolve_sharding(
     """The rules of one layer.
 
     Args:
-        layer: a layer on any device.
         rules: rules by pattern of full names, `*` for one name between dots; they override those
             that modules define themselves, and later ones override earlier ones.
         is_first: whether the layer takes what the data give.

@@ -16,9 +16,6 @@ def find_blocks(module: nn.Module, name: str) -> dict[str, nn.Module]:
 
     Lists inside of blocks, such as experts, are no candidates.
 
-    Args:
-        module: the model, on any device.
-
     Raises:
         ModelError: it has no list of like modules, or several large ones.
     """

@@ -86,11 +86,7 @@ def _cut(
 
 
 def _targets(module: nn.Module, name: str) -> tuple[str | None, bool]:
-    """The argument of a forward pass that takes targets, if it has one, and whether it needs it.
-
-    Raises:
-        ModelError: the forward pass takes no tokens, or needs more.
-    """
+    """The argument of a forward pass that takes targets, if it has one, and whether it needs it."""
     keywords = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     parameters = list(inspect.signature(module.forward).parameters.values())
     others = {p.name: p.default is p.empty for p in parameters[1:] if p.kind in keywords}
@@ -245,9 +241,6 @@ def prove_layers(
     Nothing is done for a module on the meta device, or one of more than 500 M parameters.
 
     Args:
-        module: the module, which is run without dropout.
-        layers: its layers with their names, which share its parameters.
-        call: how it is called.
         targets: name of the argument of its forward pass that takes targets, if it has one.
         logits: which of the leaves of its output are the logits.
 

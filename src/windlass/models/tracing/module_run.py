@@ -242,11 +242,7 @@ class ModuleRun:
         return hidden
 
     def _hidden_place(self, called: Called) -> int | str:
-        """Where the hidden state stands among the arguments of a block.
-
-        Raises:
-            ModelError: no argument is one, or another one depends on more than positions.
-        """
+        """Where the hidden state stands among the arguments of a block."""
         blocks = self._block_calls()
         expected = frozenset({of_block(blocks[-1].path)}) if blocks else None
         arguments = called.arguments

@@ -99,7 +99,6 @@ class Skeleton:
         """The hidden state that arrives at the next block, or after the last one.
 
         Args:
-            x: the hidden state before it.
             token_ranks: ranks of which each has an equal part of the sequence.
         """
         sizes = (x.shape[0], x.shape[1] * token_ranks)
@@ -117,7 +116,6 @@ class Skeleton:
 
         Args:
             parts: modules with weights, and other weights, by their path in the model.
-            tokens: what the model takes.
         """
         like = next(tensor for part in parts.values() for tensor in _floats(part))
 

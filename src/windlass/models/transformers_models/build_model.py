@@ -32,9 +32,6 @@ def build_pretrained(name: str) -> Any:  # noqa: ANN401  a model of transformers
     No code of the folder runs, and no weight is read. Dropout is zero, as it is a setting of
     training.
 
-    Args:
-        name: `hf:DIR`, or `hf:DIR/config.json`.
-
     Raises:
         ModelError: transformers is not installed, does not know the model, or cannot build it.
     """
@@ -94,11 +91,7 @@ def call_of_module(module: nn.Module, name: str) -> ModelCall | None:
 
 
 def model_call(model: Any, blocks: int) -> ModelCall:  # noqa: ANN401
-    """How a model of transformers is called.
-
-    Args:
-        blocks: how many blocks it has.
-    """
+    """How a model of transformers is called."""
     config = model.config
     examples = None
     if model.main_input_name == _IMAGES:

@@ -110,7 +110,6 @@ def transformers_layout(
     """How the stack of a model is written.
 
     Args:
-        name: `hf:DIR`, or `hf:DIR/config.json`.
         tokenizer: the `tokenizer.json` of a model that has no folder of its own; None writes none.
         special_tokens: ids and texts of such a model's tokens, by their roles.
 

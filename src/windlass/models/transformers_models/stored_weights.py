@@ -91,11 +91,7 @@ class StoredGroup:
         return isinstance(self.transform, WeightRenaming)
 
     def convert(self, model: Any, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:  # noqa: ANN401
-        """Weights by their names in the model.
-
-        Args:
-            tensors: the stored tensors by name, on any device.
-        """
+        """Weights by their names in the model."""
         transform = copy.deepcopy(self.transform)
         for source, pattern in self.sources.items():
             transform.add_tensor(self.first, source, pattern, tensors[source])
@@ -114,7 +110,6 @@ def open_stored(
     """The weights of a folder for a model of transformers.
 
     Args:
-        model: the model on the meta device.
         names: names in the model of all parameters and buffers of the stack, by theirs.
         tied: full names in the stack of tied parameters, with those of their owners.
 

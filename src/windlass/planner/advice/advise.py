@@ -42,7 +42,6 @@ def advise(
     """Advises on a request that does not fit.
 
     Args:
-        space: what is open.
         infeasible: the plans that come nearest to fitting, nearest first.
         closest: the plan in phases that comes nearest to fitting; None if there is none.
         looks_for_changes: whether to search for changes that would make it fit.

@@ -64,11 +64,7 @@ def alternatives(
     Returns the fastest plan of each kind, and more of a kind if that is needed for `count` plans.
 
     Args:
-        request: what was asked.
-        graph: captured from the request's model.
-        machine: the machine that was asked for.
         base: predicted seconds a token against which a change's cost is stated.
-        count: how many changes are wanted.
 
     Returns:
         The changes, cheapest first; no more than one of each kind beyond `count`.

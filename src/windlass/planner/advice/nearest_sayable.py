@@ -35,7 +35,6 @@ def with_nearest(
     Args:
         faults: what is wrong with the request.
         graph: the model, with the shards that the request leaves open.
-        machine: driven by the stack.
     """
     stack = machine.stack
     if stack is None or any(f"but `{stack.name}` has no " not in each for each in faults):

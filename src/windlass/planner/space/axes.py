@@ -13,7 +13,6 @@ def explain_axes(space: PlanSpace, pinned: Sequence[str]) -> str:
     """Which choices a search had, which ones were pinned, and which ones there are none of.
 
     Args:
-        space: what is open.
         pinned: keys of a plan that the request names.
     """
     is_open = _is_open(space)

@@ -204,7 +204,6 @@ class OffloadedState:
         """Offloaded bytes on the device that offloads most, `[plan]`.
 
         Args:
-            base: what the plans share.
             outputs: bytes of activations that are offloaded there too, `[phase]`; None leaves
                 them in device memory.
         """

@@ -15,8 +15,6 @@ def stage_partition(graph: Graph, count: int, sequence: int) -> LayerRanges:
 
     Args:
         graph: a graph of at least `count` layers.
-        count: number of stages.
-        sequence: tokens of one sequence.
     """
     works = {kind: _forward_flop(graph.kinds[kind], sequence) for kind in graph.kinds}
     return balanced_partition(tuple(works[kind.name] for kind in graph.layer_kinds()), count)

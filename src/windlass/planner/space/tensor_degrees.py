@@ -39,8 +39,6 @@ def open_tensor_degrees(
     models have heads for many ranks in one dimension.
 
     Args:
-        request: leaves the degree open, or names it.
-        machine: the machine whose links join the ranks.
         unshardable: degrees that the model cannot be sharded by; for such a grid the next quickest
             is tried.
         every: adds the grids that need least memory: those that no other one divides further.

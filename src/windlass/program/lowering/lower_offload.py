@@ -54,7 +54,6 @@ def lower_offloaded_stage(
 
     Args:
         plan: a valid plan with offloaded parameters.
-        stage: index of the stage.
     """
     lowering = _OffloadedStage(plan, graph, stage)
     return tuple(lowering.step()), tuple(lowering.flush_deferred_updates())

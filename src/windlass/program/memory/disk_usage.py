@@ -45,7 +45,6 @@ def disk_usage(
 
     Args:
         plan: a plan with one stage.
-        settings: how often a run saves, and how many checkpoints it keeps.
         steps_done: steps done before the run continues.
     """
     saves = (

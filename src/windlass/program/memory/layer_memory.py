@@ -36,10 +36,6 @@ def memory_by_layer(
 
     Summed over layers it is `memory_profile` without the memory of the process.
 
-    Args:
-        program: one device's program.
-        plan: the plan that it was lowered from.
-
     Returns:
         By layer, the instructions that change what it takes, in order. The first entry is what it
         takes before the first instruction, and has index 0. None stands for tensors of no layer.

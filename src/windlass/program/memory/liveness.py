@@ -51,8 +51,6 @@ def memory_profile(
     """Device memory in use over one program.
 
     Args:
-        program: one device's program.
-        plan: the plan that it was lowered from.
         runtime_bytes: memory of the process before it allocates any tensor.
     """
     effects = InstructionEffects(plan, graph, mesh_coord(program.device, plan.parallel).stage)

@@ -64,12 +64,7 @@ class TierTraffic:
     def total(
         self, instructions: Iterable[Instruction], *, stored: bool = True
     ) -> dict[str, TransferBytes]:
-        """What a step, or a flush of its deferred updates, transfers, by tier.
-
-        Args:
-            instructions: instructions of a program that was lowered from the plan.
-            stored: as for one instruction.
-        """
+        """What a step, or a flush of its deferred updates, transfers, by tier."""
         traffic: dict[str, TransferBytes] = {}
         for instruction in instructions:
             for tier, transfer in self.instruction_traffic(instruction, stored=stored).items():

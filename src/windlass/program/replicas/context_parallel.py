@@ -56,12 +56,7 @@ def context_errors(degree: int, sequence: int) -> Iterator[str]:
 
 
 def context_run_errors(degree: int, graph: Graph, tensor: int, sequence: int) -> Iterator[str]:
-    """What this version does not run beside context parallelism; other stacks may.
-
-    Args:
-        tensor: tensor-parallel degree, or grid.
-        sequence: tokens of a sequence.
-    """
+    """What this version does not run beside context parallelism; other stacks may."""
     if degree == 1:
         return
     rows = grid_rows(tensor)

@@ -52,10 +52,6 @@ def communication_traces(
 ) -> CommunicationTraces:
     """The events of one device of each stage; of all devices if those of a stage differ.
 
-    Args:
-        programs: the programs, by global rank.
-        plan: the plan that they were lowered from.
-
     Raises:
         PlanError: a message is of a layer at no boundary of its stage.
     """
@@ -129,13 +125,7 @@ def describe_wait(device: int, event: CommunicationEvent) -> str:
 
 
 def wrong_order(device: int, event: CommunicationEvent, sent: CommunicationEvent) -> PlanError:
-    """The error of a device that receives another message than it expects next.
-
-    Args:
-        device: the device that receives.
-        event: what it expects.
-        sent: what it was sent.
-    """
+    """The error of a device that receives another message than it expects next."""
     _, layer, micro_batch = sent.instruction
     micro = "" if micro_batch is None else f", micro-batch {micro_batch}"
     communicator = event.communicator

@@ -54,10 +54,8 @@ def simulate_nccl(
     """Runs the devices under NCCL's rules.
 
     Args:
-        traces: the events of each device.
         communicators: what carries the messages of each channel over a boundary; channels with
             equal values share a communicator.
-        rules: what else holds.
 
     Raises:
         PlanError: a message is not received, arrives out of order or has no communicator, or

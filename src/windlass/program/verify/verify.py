@@ -45,8 +45,6 @@ def verify_programs(
     """Proves the programs of one step, one for each device.
 
     Args:
-        programs: the programs, by global rank.
-        plan: the plan that they were lowered from.
         capacities: bytes that each tier has for tensors, without what the process itself takes; a
             tier that is not named is not checked.
 

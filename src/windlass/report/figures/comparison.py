@@ -47,11 +47,7 @@ class _Axis:
 
 
 def machine_comparison_figure(forecasts: Sequence[MachineForecast], heading: str) -> str:
-    """SVG file: step time on each machine on a logarithmic axis, shortest first.
-
-    Args:
-        forecasts: one request on several machines.
-    """
+    """SVG file: step time on each machine on a logarithmic axis, shortest first."""
     bars = [
         _Bar(
             name=forecast.machine,
@@ -70,11 +66,7 @@ def machine_comparison_figure(forecasts: Sequence[MachineForecast], heading: str
 
 
 def batch_comparison_figure(forecasts: Sequence[MachineForecast], heading: str) -> str:
-    """SVG file: speed with each global batch, in the given order.
-
-    Args:
-        forecasts: one machine with several global batches.
-    """
+    """SVG file: speed with each global batch, in the given order."""
     bars = []
     for forecast in forecasts:
         prediction, plan = forecast.prediction, forecast.plan

@@ -41,7 +41,6 @@ def curve_panels(report: DataflowReport, *, is_alone: bool = True) -> tuple[str,
     """Drawing of a report's three curves, 1000 wide, and its height.
 
     Args:
-        report: with a curve.
         is_alone: whether no other machine is drawn below; if one is, charts are lower.
     """
     sparsities = sorted({level.sparsity for level in report.curve})
@@ -93,7 +92,6 @@ def _panel(
     """One chart.
 
     Args:
-        panel: what it shows.
         sparsities: places on the horizontal axis, which are equally far apart.
         place: its top and its height.
     """

@@ -94,12 +94,7 @@ def figure_notes(forecast: PlanForecast) -> Mapping[str, str]:
 
 
 def figure_sheet(forecast: PlanForecast, names: Sequence[str] = tuple(PLAN_FIGURES)) -> str:
-    """SVG file with several figures below each other, each with its heading.
-
-    Args:
-        forecast: the plan and its predictions.
-        names: names in `PLAN_FIGURES`.
-    """
+    """SVG file with several figures below each other, each with its heading."""
     notes = figure_notes(forecast)
     lines = wrap(
         f"Predicted, before it runs: {describe_plan(forecast.plan, forecast.graph)}.", _LINE_LETTERS

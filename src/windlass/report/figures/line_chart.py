@@ -84,12 +84,7 @@ def line_chart(
     axes: ChartAxes,
     reference_lines: Sequence[ReferenceLine] = (),
 ) -> str:
-    """SVG chart; empty series are left out, and without any series the frame stays empty.
-
-    Args:
-        series: lines, drawn in this order.
-        axes: names, units and ranges.
-    """
+    """SVG chart; empty series are left out, and without any series the frame stays empty."""
     shown = [thin for one in series if (thin := _thinned(one)).xs]
     frame = _frame(shown, axes, reference_lines)
     inside = "".join(_reference_line(line, frame) for line in reference_lines)

@@ -112,7 +112,6 @@ def element(tag: str, content: str = "", **attributes: str | float) -> str:
     """An SVG element with escaped attributes; `content` is markup that is escaped already.
 
     Args:
-        content: markup within it.
         **attributes: an underscore becomes a dash; one at the end is dropped (`class_`).
     """
     markup = "".join(
@@ -138,11 +137,7 @@ def text_width(text: str, size: float = 12) -> float:
 
 
 def legend(entries: Sequence[tuple[str, str]], x: float, y: float) -> str:
-    """One line of names with colour swatches, from `x` to the right.
-
-    Args:
-        entries: name and CSS colour of each entry.
-    """
+    """One line of names with colour swatches, from `x` to the right."""
     parts = []
     for name, colour in entries:
         style = f"fill:{colour}"

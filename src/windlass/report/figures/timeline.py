@@ -72,11 +72,7 @@ def predicted_and_measured_timeline(predicted: Timeline | None, measured: Timeli
 
 
 def draw_timeline(lanes: Sequence[tuple[str, DeviceTimeline]], name: str) -> str:
-    """SVG: lanes below each other on one time axis, those of one rank close together.
-
-    Args:
-        lanes: name and timeline of each lane.
-    """
+    """SVG: lanes below each other on one time axis, those of one rank close together."""
     end = max((max(lane.ends, default=0.0) for _, lane in lanes), default=0.0) or 1.0
     unit = seconds_unit(end)
     parts = []
@@ -136,8 +132,6 @@ def time_shares(
     """A lane in equal columns of time, with neighbours of alike shares as one.
 
     Args:
-        lane: the timeline of one rank.
-        end: seconds at the right end of the last column.
         columns: number of columns before neighbours are joined.
     """
     width = end / columns

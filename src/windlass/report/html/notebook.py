@@ -21,11 +21,7 @@ _TEXT = '<pre style="line-height:1.2;white-space:pre">{code}</pre>'
 
 
 def plan_notebook(plan: Plan, graph: Graph, prediction: Prediction, *, steps: int) -> str:
-    """A plan and its prediction, with the waterfall of its step time.
-
-    Args:
-        prediction: what it is predicted to cost.
-    """
+    """A plan and its prediction, with the waterfall of its step time."""
     tables = (plan_table(plan, graph), prediction_table(prediction, plan=plan, steps=steps))
     return _html(*tables) + _image(step_time_waterfall(prediction))
 
@@ -41,7 +37,6 @@ def runs_notebook(runs: Sequence[RunRow], now: float) -> str:
     """A list of runs.
 
     Args:
-        runs: rows, in this order.
         now: seconds since 1970, to show how long ago each run began.
     """
     return _html(runs_table(runs, now))

@@ -94,9 +94,7 @@ def prediction_table(
     """Predicted step time by term and instruction kind, and peak memory by class.
 
     Args:
-        prediction: the prediction of one step.
         plan: the plan, to state what a run writes to each tier; None leaves that out.
-        steps: number of steps of the run.
         speedup: what sparse weights gain; None if all are dense.
     """
     table = fact_table()

@@ -180,11 +180,7 @@ _COLUMNS = 64
 
 
 def expert_table(steps: Sequence[Step]) -> RenderableType | None:
-    """The load of each expert in the last step that recorded it; None if none did.
-
-    Args:
-        steps: of a run, in order.
-    """
+    """The load of each expert in the last step that recorded it; None if none did."""
     step = next((step for step in reversed(steps) if step.expert_load), None)
     if step is None:
         return None

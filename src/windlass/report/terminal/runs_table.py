@@ -34,7 +34,6 @@ def runs_table(runs: Sequence[RunRow], now: float) -> RenderableType:
     """One row for each run; a column, or a list where it has no room, says what differs among them.
 
     Args:
-        runs: rows, in this order.
         now: seconds since 1970, to show how long ago each run began.
     """
     return _RunsTable(runs, now)

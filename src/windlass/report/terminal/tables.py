@@ -28,12 +28,7 @@ def fact_table() -> Table:
 
 
 def titled_table(title: str, *columns: str, stays_whole: Callable[[str], bool]) -> Table:
-    """An empty table with a bold title.
-
-    Args:
-        title: what stands above it.
-        stays_whole: whether the cells of a column are never wrapped.
-    """
+    """An empty table with a bold title."""
     table = Table(
         box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), title=title,
         title_justify="left", title_style="bold",

@@ -30,11 +30,7 @@ class InjectedFaultRow(NamedTuple):
 
 
 def describe_verdict(result: VerificationResult, reference: str = "one device") -> str:
-    """`equal to one device over 3 steps: largest error 6e-16 (loss), tolerance 1e-09`.
-
-    Args:
-        reference: what the run was compared with.
-    """
+    """`equal to one device over 3 steps: largest error 6e-16 (loss), tolerance 1e-09`."""
     steps = f"{result.steps} step{'s' if result.steps > 1 else ''}"
     mismatch = result.first_mismatch
     if mismatch is not None:

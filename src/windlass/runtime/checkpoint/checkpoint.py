@@ -187,11 +187,7 @@ def is_sharded(manifest: Manifest) -> bool:
 
 
 def part_file(path: Path, rank: int, number: int) -> Path:
-    """The file with some rectangles of a layer's tensors, one of each, beside the layer's file.
-
-    Args:
-        number: which of its files.
-    """
+    """The file with some rectangles of a layer's tensors, one of each, beside the layer's file."""
     return path.with_name(f"{path.stem}.part-{rank}-{number}{path.suffix}")
 
 
@@ -274,12 +270,7 @@ def _newest_whole(folder: Path, *, holds: bool) -> Checkpoint | None:
 
 
 def _verified(path: Path, *, holds: bool) -> Checkpoint:
-    """A checkpoint all of whose files are whole.
-
-    Raises:
-        _RemovedError: the run that it belongs to has removed it.
-        CheckpointError: it is damaged, or was written in another format.
-    """
+    """A checkpoint all of whose files are whole."""
     try:
         hold = CheckpointHold(path) if holds and (path / MANIFEST_FILE).is_file() else None
         return Checkpoint(path=path, manifest=verify_checkpoint(path), hold=hold)

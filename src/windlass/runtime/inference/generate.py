@@ -132,9 +132,7 @@ def generate_text(
     """Tokens that a trained model writes after a prompt, the same for the same seed.
 
     Args:
-        model: the model, which predicts the next token.
         prompt: at least one token; only as many of the last ones count as the model accepts.
-        options: number of tokens, and how they are drawn.
 
     Raises:
         ValueError: the prompt has no token.

@@ -32,9 +32,6 @@ def log_likelihoods(
 
     A context that is too long for the model is cut to its last tokens.
 
-    Args:
-        model: the model, which predicts the next token.
-
     Raises:
         ValueError: a choice or its context has no token, or a choice has more than the model
             accepts.
@@ -162,7 +159,6 @@ def _likelihoods(
 
     Args:
         batches: the batches of all data-parallel ranks.
-        count: number of choices.
     """
     store, templates = passes.store, passes.whole_templates
     values = [passes.context.device.to_device(batches.inputs(batch)) for batch in mine]

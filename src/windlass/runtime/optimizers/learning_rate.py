@@ -19,7 +19,6 @@ def learning_rate(settings: TrainSettings, step: int) -> float:
 
     Args:
         settings: peak rate, schedule, shares of warm-up and decay, final share, number of steps.
-        step: step number, counted from 1.
     """
     steps, schedule = settings.steps, settings.schedule
     warmup_steps = round(settings.warmup * steps)
@@ -62,11 +61,7 @@ class NewestShares:
 
 
 def group_of(name: str, groups: Iterable[ParameterGroup]) -> ParameterGroup | None:
-    """The first group whose pattern a weight's name matches; None if none does.
-
-    Args:
-        name: full name of the weight, or of a shard of it.
-    """
+    """The first group whose pattern a weight's name matches; None if none does."""
     full = name.partition(SHARD_SEPARATOR)[0]
     return next((group for group in groups if fnmatchcase(full, group.pattern)), None)
 
@@ -77,7 +72,6 @@ def rate_and_decay(
     """Learning rate and weight decay of a weight in one step.
 
     Args:
-        name: full name of the weight, or of a shard of it.
         decays: whether weights of its dimensions decay where no group says otherwise.
     """
     decay = settings.weight_decay if decays else 0.0

@@ -132,7 +132,6 @@ class Optimizer(GradientNorms):
         """Takes one step for parameters that have a gradient, and drops the gradients.
 
         Args:
-            step: step number, counted from 1.
             clip_divisor: divisor of all gradients; None for 1.
             ranks: the ranks that hold parts of the same weights; None if these are whole.
         """
@@ -277,11 +276,7 @@ class Optimizer(GradientNorms):
         hyper: Callable[[str, bool], Hyperparameters],
         ranks: WeightRanks,
     ) -> None:
-        """Takes one step of an update of whole matrices, one after the other.
-
-        Args:
-            weights: this rank's parts of a layer's matrices, by full name.
-        """
+        """Takes one step of an update of whole matrices, one after the other."""
         for name in ranks.matrices:
             own_hyper = hyper(name, True)
             weight = weights.get(name)

@@ -43,8 +43,6 @@ class StepNumbers:
         """Learning rate and weight decay of a weight in a step.
 
         Args:
-            name: full name of the weight, or of a shard of it.
-            step: step number, counted from 1.
             decays: whether weights of its dimensions decay where no group says otherwise.
 
         Returns:

@@ -94,7 +94,6 @@ class MaskUpdates:
         """Changes the masks after a step, if the schedule says so.
 
         Args:
-            step: the step that is complete, counted from 1.
             scores: sums of this rank's scores, by layer, in the order of its sparse modules.
         """
         if not updates_masks(self._sparsity, step, self._settings.steps):

@@ -67,9 +67,6 @@ class StepInputs:
     def begin_step(self, step: int, scale: float) -> None:
         """Begins a step.
 
-        Args:
-            step: its number, counted from 1.
-
         Raises:
             RunBroken: no sample of it has a target.
         """

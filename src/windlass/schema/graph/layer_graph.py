@@ -321,12 +321,7 @@ class Graph(Document):
         return tuple(sorted({p.shape[0] for p in stacked}))
 
     def example_bytes(self, sequence: int, itemsize: int) -> int:
-        """Bytes of the inputs and targets of one sample of a batch.
-
-        Args:
-            sequence: tokens of a sequence.
-            itemsize: bytes of a number that layers compute with.
-        """
+        """Bytes of the inputs and targets of one sample of a batch."""
         if self.examples is None:
             return 2 * _TOKEN_BYTES * sequence
         return self.examples.batch_bytes(itemsize)

@@ -155,7 +155,6 @@ class Device(Document):
 
         Args:
             sharers: the devices, each of which computes in a process of its own.
-            cores: cores that they share.
         """
         tiers = tuple(
             tier.model_copy(

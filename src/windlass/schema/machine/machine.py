@@ -157,11 +157,7 @@ class Machine(Document):
         return 0.0 if self.stack is None else self.stack.step_seconds
 
     def with_devices(self, count: int) -> Self:
-        """This machine of one host with only some of its devices.
-
-        Args:
-            count: number of devices, at most those of the host.
-        """
+        """This machine of one host with only some of its devices."""
         links: list[Link] = []
         for link in self.links if count > 1 else ():
             joins = min(link.joins, count)
@@ -197,7 +193,6 @@ class Machine(Document):
 
         Args:
             devices: number of processes that compute on it at the same time.
-            cores: cores that they share.
         """
         link = Link(name="loopback", joins=devices, latency=LOOPBACK_SECONDS, rate=LOOPBACK_RATE)
         return self.model_copy(

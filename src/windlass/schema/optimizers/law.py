@@ -147,10 +147,6 @@ class OptimizerLaw(Document):
 
         Adafactor sums squares and number of the weight's elements, and squares of gradients over
         rows and columns, then squares of the update; LAMB squares of the weight and of its update.
-
-        Args:
-            index: number of the pass, from 0.
-            shape: full shape of the weight.
         """
         if self.scope != "tensor" or index >= self.passes - 1:
             return 0
@@ -176,7 +172,6 @@ class OptimizerLaw(Document):
         product a third `[a, b]`.
 
         Args:
-            rows: rows of the matrix.
             itemsize: bytes of an element of its master weights.
         """
         if self.scope != "matrix":

@@ -183,11 +183,7 @@ def _pair_tokens(planned: Planned, tokens: "TokenDataset") -> "PairTokens":
 
 
 def _require_packable(planned: Planned) -> None:
-    """Refuses packed rows where nothing keeps the documents apart.
-
-    Raises:
-        PlanError: the model is the user's own, or predicts each next token of plain text.
-    """
+    """Refuses packed rows where nothing keeps the documents apart."""
     request = planned.request
     name = request.model.name
     if planned.objects.names or is_users_own(name) or runs_by_transformers(name):

@@ -112,11 +112,7 @@ def _way_out(planned: Planned, entries: int, special: int) -> str:
 
 
 def _require_classes(planned: Planned, texts: "ExampleDataset") -> None:
-    """Refuses texts of another number of classes, or of more tokens, than the model takes.
-
-    Raises:
-        PlanError: the numbers differ.
-    """
+    """Refuses texts of another number of classes, or of more tokens, than the model takes."""
     model = planned.request.model
     config = apply_model_arguments(model_config(model.name), model_arguments(model))
     found, known = len(texts.classes or ()), config.text_classes or 0
@@ -136,11 +132,7 @@ def _require_classes(planned: Planned, texts: "ExampleDataset") -> None:
 
 
 def _require_shape(planned: Planned, data: "ExampleDataset") -> None:
-    """Refuses examples that the model does not take.
-
-    Raises:
-        PlanError: they have another shape, or targets of another kind.
-    """
+    """Refuses examples that the model does not take."""
     examples = planned.graph.examples
     if examples is None:
         if not data.has_tokens:

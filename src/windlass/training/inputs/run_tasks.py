@@ -45,11 +45,7 @@ class HarnessScorer:
     max_sequence: int | None
 
     def metrics(self, log_likelihoods: "LogLikelihoods") -> dict[str, float]:
-        """The metrics by `TASK.METRIC`.
-
-        Args:
-            log_likelihoods: how likely the model finds choices.
-        """
+        """The metrics by `TASK.METRIC`."""
         model = _Answers(log_likelihoods, self.max_sequence)
         scores = self.harness.scores(model, bootstrap=False)
         return {f"{one.task}.{each.name}": each.value for one in scores for each in one.metrics}
@@ -67,7 +63,6 @@ def requested_tasks(
     """The tasks that a request names, all of which the run's model can answer.
 
     Args:
-        tokens: what it is trained on.
         longest: most tokens that its model reads; None if it sets no limit.
 
     Raises:

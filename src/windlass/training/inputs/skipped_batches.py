@@ -13,7 +13,6 @@ def with_skipped_batches(planned: Planned, record: RunRecord, ranges: Sequence[s
     """The same run, which takes no batch of some ranges.
 
     Args:
-        planned: what the next attempt runs.
         ranges: such as `120-125`, in addition to those that it leaves out already.
 
     Raises:

@@ -41,7 +41,6 @@ def train_local_ranks(
 
     Args:
         planned: a plan for several devices.
-        programs: one program for each rank.
         attempt: number of this attempt; each rank journals it in a file of its own.
         checkpoint: the checkpoint that all ranks start from; None starts from the beginning.
         hooks: what the caller attaches; the ranks have heartbeats of their own.
@@ -89,8 +88,6 @@ def launch_local_ranks(
     """Starts the ranks of a plan on this host, which the caller closes.
 
     Args:
-        planned: a plan for several devices, as `folder` holds it.
-        programs: one program for each rank.
         options: those of `windlass rank` that all ranks get.
         server: forks the ranks; None starts each anew.
     """

@@ -39,12 +39,8 @@ def make_training_loop(
     """The training loop of a run, which begins when it is called.
 
     Args:
-        planned: what is run.
-        batches: training and held-out sequences.
         programs: one runs in this process; several run as local ranks, a process each.
-        folder: the run folder, open for this attempt.
         checkpoint: the checkpoint to start from; None starts from the beginning.
-        hooks: what the caller attaches.
         server: forks the local ranks; None starts each anew.
     """
     if len(programs) == 1 and planned.machine.stack is None:
@@ -79,9 +75,7 @@ def train_rank(
     """The training loop of one rank of several.
 
     Args:
-        planned: what the run was made from.
         checkpoint: the checkpoint that all ranks start from; None starts from the beginning.
-        device: the device that this rank computes on.
         hooks: what the caller attaches; `stop` asks all ranks to end after the current step.
     """
     from windlass.runtime import open_checkpoint

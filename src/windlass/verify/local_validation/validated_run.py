@@ -126,9 +126,6 @@ def _validate(run: DrawnRun, announce: Announce) -> ValidatedRun:
 def plan_within(run: DrawnRun, step_seconds: float) -> tuple[DrawnRun, Planned]:
     """The run and its plan, cut until a step is predicted to take no longer, or nothing is left.
 
-    Args:
-        run: the run as drawn.
-
     Raises:
         WindlassError: it cannot be planned.
     """

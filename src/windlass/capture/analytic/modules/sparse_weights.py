@@ -110,7 +110,6 @@ def new_weight(
 
     Args:
         name: which of a block's it is.
-        rule: how ranks share it.
         sizes: outputs and inputs of the whole weight.
     """
     rows, columns, degree = scope.rank.rows, scope.rank.columns, scope.rank.degree
@@ -161,11 +160,7 @@ def _kept_parts(config: TransformerConfig, name: LinearName) -> list[tuple[Weigh
 
 @lru_cache(maxsize=64)
 def _kept_counts(config: TransformerConfig) -> Mapping[WeightPart, int]:
-    """Kept blocks in each block row of every part of a model, or kept weights of the part.
-
-    Raises:
-        ModelError: what cannot be, with the nearest legal level.
-    """
+    """Kept blocks in each block row of every part of a model, or kept weights of the part."""
     if config.sparsity is None:
         return {}
     parts = Counter(part for linear in _parts(config).values() for part in linear)

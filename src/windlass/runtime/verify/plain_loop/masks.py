@@ -60,7 +60,6 @@ class PlainMasks:
         """Replaces blocks after a step, if the schedule says so.
 
         Args:
-            step: the step that is done, counted from 1.
             state_of: the tensors that belong to a weight beside itself.
         """
         share = plain_drop_share(self._sparsity, step, self._steps)
