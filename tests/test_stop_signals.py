@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from windlass.child_processes import ChildProcesses, kill_process_groups
-from windlass.stop_signals import STOP_SIGNALS, graceful_stop
+from windlass.stop_signals import STOP_SIGNALS, end_until_asked, graceful_stop
 
 _DEAF = """
 import sys, time
@@ -30,6 +30,7 @@ if child:
     os.close(terminal)
     sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 with graceful_stop() as stop:
+    stop()
     os.write(1, b"ready")
     while not stop():
         time.sleep(0.01)
@@ -48,6 +49,21 @@ def test_each_stop_signal_requests_a_stop_and_nothing_more(number: signal.Signal
             assert not stop()
             signal.raise_signal(number)
             assert stop()
+    finally:
+        signal.signal(number, before)
+
+
+@pytest.mark.parametrize("number", STOP_SIGNALS)
+def test_a_stop_signal_ends_at_once_what_prepares_and_asks_nobody(number: signal.Signals) -> None:
+    before = signal.signal(number, signal.default_int_handler)
+    try:
+        with graceful_stop() as stop, pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(number)
+        with graceful_stop() as stop:
+            assert not stop()
+            end_until_asked(stop)  # as the next run of a recipe begins with planning
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(number)
     finally:
         signal.signal(number, before)
 

@@ -2,7 +2,7 @@
 
 Importing what a command needs takes longer than it takes to press Ctrl-C. An exception in the
 middle of an import shows a trace, or is lost in a module that catches it, so until the command
-begins Ctrl-C ends the process in the signal's handler.
+begins a stop signal ends the process in the signal's handler.
 """
 
 import os
@@ -10,17 +10,20 @@ import signal
 from types import FrameType
 
 from windlass.errors import RunInterrupted
+from windlass.stop_signals import STOP_SIGNALS, interrupt
+
+_DEFAULTS = (signal.SIG_DFL, signal.default_int_handler)
 
 
 def main() -> None:
     """Runs the command line of this process."""
-    before = signal.getsignal(signal.SIGINT)
-    # Where the shell has Ctrl-C ignored, as behind `nohup`, it stays so.
-    if before is signal.default_int_handler:
-        signal.signal(signal.SIGINT, _end)
+    # Where the shell has a signal ignored, as behind `nohup`, it stays so.
+    obeyed = [number for number in STOP_SIGNALS if signal.getsignal(number) in _DEFAULTS]
+    for number in obeyed:
+        signal.signal(number, _end)
     from windlass.cli.main import main as run
 
-    run(on_loaded=lambda: signal.signal(signal.SIGINT, before))
+    run(on_loaded=lambda: [signal.signal(number, interrupt) for number in obeyed])
 
 
 def _end(number: int, frame: FrameType | None) -> None:

@@ -1,4 +1,6 @@
-"""The signals that ask a run to save and end: who obeys them, and who leaves that to its parent.
+"""The signals that ask a command to end, and a run to save: who obeys, and who leaves it to others.
+
+What measures, plans, captures or reads data has nothing to save, so it ends at once.
 
 Ctrl-C goes to the processes of a terminal, and SIGHUP when it closes. A scheduler or systemd sends
 SIGTERM to every process of a job. So the process that a user has started obeys, and asks its ranks
@@ -17,35 +19,65 @@ from types import FrameType
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
+class _StopRequest:
+    """Whether a stop was requested; signals request one once something asks."""
+
+    def __init__(self) -> None:
+        self.requested = threading.Event()
+        self.is_asked = False
+
+    def __call__(self) -> bool:
+        self.is_asked = True
+        return self.requested.is_set()
+
+    def handle(self, number: int, frame: FrameType | None) -> None:
+        """Requests a stop, or ends at once what does not ask, and what is asked twice by Ctrl-C."""
+        if not self.is_asked or (self.requested.is_set() and number == signal.SIGINT):
+            interrupt(number, frame)
+        if number == signal.SIGHUP:
+            _leave_closed_terminal()
+        self.requested.set()
+
+
 @contextlib.contextmanager
 def graceful_stop(*more: signal.Signals) -> Iterator[Callable[[], bool]]:
     """Stop signals request a stop with a save; a second Ctrl-C stops at once.
 
     A second SIGTERM does not: Slurm sends one at the end of the time that it has given notice of.
-    Behind `nohup` SIGHUP stays ignored.
+    Behind `nohup` SIGHUP stays ignored. Until the yielded function is first called nothing would
+    obey the request, and nothing is to be saved: a signal raises `KeyboardInterrupt`.
 
     Args:
         more: other signals that request a stop.
     """
-    requested = threading.Event()
-
-    def request_stop(number: int, frame: FrameType | None) -> None:
-        del frame
-        if requested.is_set() and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        if number == signal.SIGHUP:
-            _leave_closed_terminal()
-        requested.set()
-
+    stop = _StopRequest()
     obeyed = [*STOP_SIGNALS, *more]
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         obeyed.remove(signal.SIGHUP)
-    previous = {number: signal.signal(number, request_stop) for number in obeyed}
+    previous = {number: signal.signal(number, stop.handle) for number in obeyed}
     try:
-        yield requested.is_set
+        yield stop
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+def end_until_asked(stop: Callable[[], bool] | None) -> None:
+    """Has stop signals end at once what prepares, until `stop` is called again."""
+    if isinstance(stop, _StopRequest):
+        stop.is_asked = stop.requested.is_set()
+
+
+def interrupt(number: int, frame: FrameType | None) -> None:
+    """Ends a command that has nothing to save.
+
+    Raises:
+        KeyboardInterrupt: always.
+    """
+    del frame
+    if number == signal.SIGHUP:
+        _leave_closed_terminal()
+    raise KeyboardInterrupt
 
 
 @contextlib.contextmanager

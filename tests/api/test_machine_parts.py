@@ -5,10 +5,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from factories import catalog_graph, tiny_graph
+from factories import catalog_graph, tiny_graph, tiny_machine, tiny_plan
 from windlass import api
+from windlass.experiments.sweeping.trial_plan import measured_machine
+from windlass.hardware.local_machine import save_local_machine, system_fingerprint
 from windlass.hardware.probe.matmul import converted_precisions
-from windlass.jobs.known_machines import EVERY_PART, attention_parts, needed_parts
+from windlass.jobs.known_machines import (
+    EVERY_PART,
+    attention_parts,
+    needed_parts,
+    parts_of_plan,
+)
 from windlass.jobs.planned import make_request
 
 
@@ -44,6 +51,27 @@ def test_a_model_needs_attention_in_its_own_heads_or_those_beside_them(
     model: str, dials: dict[str, float], parts: set[str]
 ):
     assert attention_parts(catalog_graph(model, **dials)) == parts
+
+
+def test_a_sweep_measures_nothing_that_its_trials_do_not_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    unused = tuple(part for part in EVERY_PART if part != "heads of 32")
+    here = tiny_machine().model_copy(
+        update={"name": "here", "system": system_fingerprint(), "unmeasured": unused}
+    )
+    save_local_machine(tmp_path / "windlass", here)
+    tiny = ("model.layers=2", "train.sequence=64", "train.batch=4", "data.limit_bytes=300000")
+    asked = api.make_sweep_request(
+        "gpt-tiny", *tiny, "train.steps=4,8", "train.learning_rate=1e-3,1e-2"
+    )
+    assert measured_machine(asked, None).unmeasured == unused
+
+
+def test_a_plan_needs_what_it_computes_with():
+    plan = tiny_plan(tiny_graph(), tiny_machine()).model_copy(update={"precision": "float16"})
+    assert parts_of_plan(plan, tiny_graph()) == ("float16",)
 
 
 @pytest.mark.slow

@@ -269,10 +269,14 @@ def test_a_terminal_that_asks_for_no_color_gets_none(
 
 @pytest.fixture
 def _ctrl_c_ends_processes() -> Iterator[None]:
-    """Ctrl-C as at a terminal: a shell that starts the tests behind its back has it ignored."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    """Signals as at a terminal: a shell that starts the tests behind its back has them ignored."""
+    before = {
+        number: signal.signal(number, signal.default_int_handler)
+        for number in (signal.SIGINT, signal.SIGHUP)
+    }
     yield
-    signal.signal(signal.SIGINT, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.mark.usefixtures("_ctrl_c_ends_processes")
@@ -287,6 +291,32 @@ def test_an_interrupt_while_a_command_is_imported_is_one_line_and_exit_code_130(
             time.sleep(0.005)
         process.send_signal(signal.SIGINT)
         assert ended(process) == "windlass: interrupted\n"
+        assert process.returncode == 130
+    finally:
+        process.kill()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (signal.SIGINT, ("train", "gpt-tiny")),
+        (signal.SIGTERM, ("sweep", "gpt-tiny", "train.seed=1,2")),
+        (signal.SIGHUP, ("plan", "gpt-tiny")),
+        (signal.SIGTERM, ("probe",)),
+    ],
+)
+@pytest.mark.usefixtures("_ctrl_c_ends_processes")
+def test_a_stop_signal_ends_a_command_that_measures_the_machine(
+    number: signal.Signals, words: tuple[str, ...], surroundings: dict[str, str], tmp_path: Path
+) -> None:
+    process = start(surroundings | {"XDG_CACHE_HOME": str(tmp_path)}, tmp_path, *words)
+    try:
+        assert process.stderr
+        assert "measuring" in process.stderr.readline()
+        process.send_signal(number)
+        _, news = process.communicate(timeout=20)
+        assert news.splitlines()[-1] == "windlass: interrupted"
         assert process.returncode == 130
     finally:
         process.kill()

@@ -106,7 +106,17 @@ echo '{{"messages": [{{"role": "asistant", "content": "4"}}, {{"role": "user"}}]
         "windlass resume last": "echo '# edited' >> $(ls -dt runs/*/ | head -1)request.toml",
     },
     "docs/guide/clusters.md": {
-        "": "windlass machines new cluster device=h100 devices=4 hosts=2 network=100Gb/s",
+        "": """windlass machines new cluster device=h100 devices=4 hosts=2 network=100Gb/s
+mkdir my-text; seq 90000 > my-text/numbers.txt
+python3 - <<'END'
+from tokenizers import ByteLevelBPETokenizer
+from pathlib import Path
+
+tokenizer = ByteLevelBPETokenizer()
+tokenizer.train("my-text/numbers.txt", vocab_size=300, show_progress=False)
+Path("gpt2").mkdir()
+tokenizer.save("gpt2/tokenizer.json")
+END""",
     },
     "docs/guide/comparing-runs.md": {
         "": f"""{_TRAIN} train.steps=4 --folder runs/1a2b3c; {_TRAIN} train.steps=4 --folder runs/GOOD

@@ -6,6 +6,8 @@ import pytest
 from browser import CHROMIUM, Browser
 from served_record import HOSTILE, TOKEN, Served, log_steps, make_record, make_run, serve
 
+from windlass.record import annotate
+
 RATES = ("0.001", "0.002", "0.003")
 
 pytestmark = pytest.mark.skipif(
@@ -92,6 +94,25 @@ def test_runs_of_a_sweep_are_told_apart(page: Browser, tmp_path: Path, width: in
         )
         assert seen == [True, True, True]
         page.call("Page.navigate", url="about:blank")
+
+
+@pytest.mark.parametrize("width", [1280, 400])
+def test_a_narrow_table_cuts_neither_its_columns_nor_the_mark_of_a_broken_run(
+    page: Browser, tmp_path: Path, width: int
+) -> None:
+    for index in range(3):
+        with make_run(tmp_path, group="rates", rate=1e-3 * (index + 1)) as run:
+            run.end("finished")
+    with make_run(tmp_path, name="a-long-name-of-a-run-that-diverged") as run:
+        run.end("broken")
+    annotate(run.path, broken=True, tags=("candidate",))
+    with serve(tmp_path) as served:
+        page.open(f"{served.url}/#token={TOKEN}")
+        page.open(f"{served.url}/#/runs", width=width)
+        for one in (".table", ".tag.warn"):
+            assert page.value(
+                f"(one => one.scrollWidth <= one.clientWidth)(document.querySelector('{one}'))"
+            )
 
 
 def test_points_that_are_logged_appear_in_the_chart(page: Browser, tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ from .fine_tuning import (
 )  # fmt: skip
 from .kept_results import note_compiled_code
 from .known_machines import (
-    EVERY_PART, HERE, Progress, add_machine, attention_parts, find_machine, find_stack, machines,
-    needed_parts, probe, show_machine, write_machine,
+    EVERY_PART, HERE, Progress, add_machine, find_machine, find_stack, machines, needed_parts,
+    parts_of_plan, probe, show_machine, write_machine,
 )  # fmt: skip
 from .model_graph import build_requested_model, capture, capture_traces
 from .objects import (
@@ -43,7 +43,6 @@ __all__ = [
     "ValueOrigin",
     "add_machine",
     "annotate",
-    "attention_parts",
     "base_of_adapters",
     "build_plan",
     "build_request",
@@ -69,6 +68,7 @@ __all__ = [
     "note_compiled_code",
     "optimizer_overrides",
     "own_tokenizer",
+    "parts_of_plan",
     "plan",
     "plan_request",
     "prepare_data",

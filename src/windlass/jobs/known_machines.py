@@ -43,6 +43,7 @@ from windlass.schema import (
     Graph,
     Machine,
     MachinePart,
+    Plan,
     Request,
     Stack,
 )
@@ -174,6 +175,13 @@ def needed_parts(
     if parts & {"compiled code", "attention without a mask"} or request.attention is not None:
         parts.add(HEAD_PARTS[TYPICAL_HEAD_WIDTH])
     return tuple(part for part in EVERY_PART if part in parts)
+
+
+def parts_of_plan(plan: Plan, graph: Graph) -> tuple[MachinePart, ...]:
+    """What this machine must have been measured for before a plan is predicted for it."""
+    sparsity = plan.model.sparsity if plan.model is not None else None
+    pins = {name: getattr(plan, name) for name in ("precision", "compile", "attention")}
+    return needed_parts(Request().model_copy(update=pins | {"sparsity": sparsity}), graph)
 
 
 def attention_parts(graph: Graph) -> set[MachinePart]:

@@ -12,8 +12,8 @@ from windlass.jobs.known_machines import (
     Progress,
     find_machine,
     find_stack,
-    needed_parts,
     on_stack,
+    parts_of_plan,
 )
 from windlass.jobs.model_graph import capture, capture_tensor_degrees
 from windlass.jobs.objects import NO_OBJECTS, PlannedObjects
@@ -77,8 +77,7 @@ def plan_context(
     agreed = planner.request_of_plan(plan, request)
     name, _, fingerprint = plan.machine.partition("@")
     asked = request.machine if "machine" in request.model_fields_set else name
-    decided = agreed.model_copy(update={"compile": plan.compile, "precision": plan.precision})
-    needs = needed_parts(decided, graph)
+    needs = parts_of_plan(plan, graph)
     machine = on_stack(find_machine(asked, progress=progress, needs=needs), stack)
     if asked == HERE:
         machine = split_machine(plan.parallel.devices, machine)

@@ -21,6 +21,7 @@ from windlass.jobs import (
 from windlass.models import find_model_folder, is_huggingface
 from windlass.program import Program
 from windlass.schema import REQUEST_FILE, Request
+from windlass.stop_signals import end_until_asked
 from windlass.tracking import (
     RunFolder,
     create_run_folder,
@@ -112,6 +113,7 @@ def train(
     Raises:
         WindlassError: what is wrong with the request, the data, the machine or the folder.
     """
+    end_until_asked(stop)
     if parent is not None and not isinstance(parent, ParentRun):
         parent = find_parent(parent, root=root)
     if optimizer is not None:

@@ -20,6 +20,7 @@ from windlass.schema import (
     Request,
     Step,
 )
+from windlass.stop_signals import end_until_asked
 from windlass.tracking import RunFolder, RunRecord, collect_environment, reopen_run_folder
 from windlass.training.disk_check import require_disk_space_to_resume
 from windlass.training.inputs.batches import make_batches
@@ -93,6 +94,7 @@ def resume(
         CheckpointError: every checkpoint is damaged.
         StorageError: the disk lacks space for the rest of the run.
     """
+    end_until_asked(stop)
     record = load(run, root=root)
     refuse_other_runs(record)
     if restore_replaced_plan(record):

@@ -8,9 +8,9 @@ from windlass.jobs import (
     HERE,
     Planned,
     Progress,
-    attention_parts,
     capture,
     find_machine,
+    parts_of_plan,
     plan as choose_plan,
     split_machine,
     with_tensor_shards,
@@ -97,7 +97,7 @@ def rehearse_as_is(
     graph = capture(request.model_identity)
     if graph.label != plan.graph:
         return None
-    here = find_machine(HERE, progress=progress, needs=attention_parts(graph))
+    here = find_machine(HERE, progress=progress, needs=parts_of_plan(plan, graph))
     machine = split_machine(plan.parallel.devices, here)
     graph = with_tensor_shards(request.model_identity, graph, plan)
     plan = plan.model_copy(update={"machine": machine.label})
@@ -149,7 +149,7 @@ def downscale_plan(
     small = downscale(plan, model_config(name), devices=devices, tiers=tiers)
     model = Request(model=small.model).model_identity
     graph = capture(model)
-    here = find_machine(HERE, progress=progress, needs=attention_parts(graph))
+    here = find_machine(HERE, progress=progress, needs=parts_of_plan(small.plan, graph))
     machine = split_machine(small.plan.parallel.devices, here)
     graph = with_tensor_shards(model, graph, small.plan)
     text = DataRequest(

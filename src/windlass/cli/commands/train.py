@@ -234,8 +234,9 @@ def _follow(run: api.Run, view: TrainingView, judge: api.LiveJudge) -> None:
                     console.print(view.line(), soft_wrap=True)
                     printed = now
                 _print_known(verdict)
-    except RunInterrupted as error:
-        message = f"{error}; continue with `windlass resume {shlex.quote(str(run.folder))}`"
+    except (RunInterrupted, KeyboardInterrupt) as error:
+        what = str(error) or "interrupted"
+        message = f"{what}; continue with `windlass resume {shlex.quote(str(run.folder))}`"
         raise RunInterrupted(message) from None
 
 

@@ -10,9 +10,9 @@ from typing import TypedDict, Unpack
 from windlass.child_processes import module_command
 from windlass.document import leaf_fields
 from windlass.errors import InputErrors, RequestError, WindlassError
-from windlass.experiments.sweeping.trial_plan import plan_trial
+from windlass.experiments.sweeping.trial_plan import measured_machine, plan_trial
 from windlass.hardware import core_count
-from windlass.jobs import EVERY_PART, HERE, Progress, find_machine
+from windlass.jobs import Progress
 from windlass.record import RUNS
 from windlass.schema import Machine, Request
 from windlass.sweep import (
@@ -132,7 +132,7 @@ def sweep(
         root: the folder that holds the run folders.
         stop: polled; True lets all runs save and end.
         observe: called with how far the sweep is.
-        progress: called with how far a first measurement of this machine is.
+        progress: called with how far planning and a first measurement of this machine are.
         **settings: fields of `SweepRequest`; None leaves one out.
 
     Raises:
@@ -151,7 +151,7 @@ def sweep(
     lock = folder.lock_driver()
     try:
         request = folder.adopt(request)
-        machine = find_machine(HERE, progress=progress, needs=EVERY_PART)
+        machine = measured_machine(request, progress)
         if request.jobs is None:
             request = folder.adopt(request.model_copy(update={"jobs": _jobs(request, machine)}))
         workplace = _workplace(folder, request, machine)

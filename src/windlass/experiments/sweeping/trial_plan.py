@@ -1,10 +1,43 @@
 """What one trial of a sweep runs: its request, planned for its share of this machine."""
 
-from windlass.errors import MachineError
+from contextlib import suppress
+
+from windlass.errors import MachineError, WindlassError
 from windlass.hardware import core_count
-from windlass.jobs import HERE, NO_OBJECTS, Planned, find_machine, plan_request
+from windlass.jobs import HERE, NO_OBJECTS, Planned, Progress, find_machine, plan_request
 from windlass.schema import Machine, Request
-from windlass.sweep import SweepRequest, Trial
+from windlass.sweep import SweepRequest, Trial, end_points
+
+
+def measured_machine(request: SweepRequest, progress: Progress | None) -> Machine:
+    """This machine, measured for what the trials of a sweep need, before any of them runs.
+
+    Each model, precision and length of a run at the ends of the space is planned, as planning finds
+    out what it needs.
+
+    Args:
+        request: the sweep.
+        progress: called with how far a measurement is.
+
+    Raises:
+        MachineError: this machine cannot be measured.
+    """
+    points = (request.overrides(point) for point in end_points(request.dimensions()))
+    for asked in {_cost_keys(one): one for one in map(_request_at, points)}.values():
+        # What is wrong with one trial, it says itself.
+        with suppress(WindlassError):
+            plan_request(asked, NO_OBJECTS, progress)
+    return find_machine(HERE, progress=progress)
+
+
+def _request_at(overrides: tuple[str, ...]) -> Request:
+    return Request.resolve(None, overrides)
+
+
+def _cost_keys(request: Request) -> str:
+    """What the time of a run, and the parts of a machine that its plans need, depend on."""
+    train = request.train.model_dump(include={"steps", "batch", "sequence", "optimizer", "frozen"})
+    return f"{request.model_dump_json(exclude={'train'})} {train}"
 
 
 def plan_trial(request: SweepRequest, trial: Trial) -> Planned:
@@ -17,7 +50,7 @@ def plan_trial(request: SweepRequest, trial: Trial) -> Planned:
     Raises:
         WindlassError: what is wrong with its request; the result says if nothing fits.
     """
-    asked = Request.resolve(None, request.overrides(trial.params))
+    asked = _request_at(request.overrides(trial.params))
     if asked.machine != HERE:
         raise MachineError(
             f"a sweep runs on this machine (`{HERE}`) or through Slurm, not on `{asked.machine}`; "

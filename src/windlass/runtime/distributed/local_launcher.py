@@ -26,6 +26,7 @@ from windlass.child_processes import (
     exit_code,
     kill_process_groups,
 )
+from windlass.errors import RunInterrupted
 from windlass.program import MeshCoord, Program
 from windlass.runtime.distributed.failure_report import FailureDiagnoser
 from windlass.runtime.distributed.heartbeat import NOT_STARTED, HeartbeatReader
@@ -139,11 +140,14 @@ class LocalLauncher:
             stop: polled continuously; True lets the ranks end after the current step.
 
         Raises:
+            RunInterrupted: `stop` returned True before any rank began a step.
             WindlassError: a rank failed; the message names it, its coordinates and instruction.
         """
         timer, stop_sent = StallTimer(), False
         while True:
             if not stop_sent and stop():
+                if not any(step for step, _ in map(HeartbeatReader.position, self._heartbeats)):
+                    raise RunInterrupted("stopped before a step began")
                 self._tell_rank_0(STOP)
                 stop_sent = True
             with contextlib.suppress(queue.Empty):

@@ -16,7 +16,8 @@ const TITLES = {
 };
 const OTHER_WIDTH = 96;
 const NAME_END = 8; // letters of a long name that are never cut off: they tell a sweep's runs apart
-const WIDTHS = { name: 168, state: 100, model: 84, machine: 68, started: 92, step: 96, loss: 66, held_out_loss: 66, seconds: 128, tokens_per_second: 68, memory_bytes: 78, verdict: 88 };
+const WIDTHS = { name: 180, state: 100, model: 84, machine: 68, started: 92, step: 96, loss: 66, held_out_loss: 66, seconds: 116, tokens_per_second: 68, memory_bytes: 78, verdict: 88 };
+const ALIKE = ["machine", "model"]; // left out of a narrow table, where all runs have the same
 const GROWING = { name: 2.4, model: 1, machine: 0.6 };
 const PICK_WIDTH = 26;
 const GAP_WIDTH = 10;
@@ -43,13 +44,13 @@ export async function runsView(host, state, update) {
   await load();
   const onScroll = () => draw();
   window.addEventListener("scroll", onScroll, { passive: true });
-  window.addEventListener("resize", onScroll);
+  window.addEventListener("resize", drawAnew);
   const live = followLive(() => ({ since: table.version }), { runs: patch });
   return () => {
     isOver = true;
     live.end();
     window.removeEventListener("scroll", onScroll);
-    window.removeEventListener("resize", onScroll);
+    window.removeEventListener("resize", drawAnew);
   };
 
   function query(more = {}) {
@@ -87,7 +88,6 @@ export async function runsView(host, state, update) {
       tell(error.message);
     }
     places = Object.fromEntries(table.columns.map((column, index) => [column.name, index]));
-    shown = columns.flatMap((name) => (name === DIFFERING ? table.differing ?? [] : [name])).filter((name, index, all) => all.indexOf(name) === index);
     drawAnew();
   }
 
@@ -134,6 +134,21 @@ export async function runsView(host, state, update) {
     draw();
   }
 
+  /** The chosen columns, with the settings that differ; where there is no room, without what all runs share. */
+  function shownColumns() {
+    let names = columns.flatMap((name) => (name === DIFFERING ? table.differing ?? [] : [name])).filter((name, index, all) => all.indexOf(name) === index);
+    if (state.columns || isPhone()) return names;
+    for (const name of ALIKE) {
+      const values = new Set(table.rows.map((row) => row[places[name]]));
+      if (values.size < 2 && leastWidth(names) > grid.clientWidth) names = names.filter((one) => one !== name);
+    }
+    return names;
+  }
+
+  function leastWidth(names) {
+    return names.reduce((sum, name) => sum + (WIDTHS[name] ?? OTHER_WIDTH) + GAP_WIDTH, PICK_WIDTH + EDGE_WIDTH);
+  }
+
   function drawHead() {
     const least = shown.map((name) => WIDTHS[name] ?? OTHER_WIDTH);
     const tracks = shown.map((name, index) => {
@@ -141,7 +156,7 @@ export async function runsView(host, state, update) {
       return share ? `minmax(${least[index]}px,${share}fr)` : `${least[index]}px`;
     });
     grid.style.setProperty("--columns", [`${PICK_WIDTH}px`, ...tracks].join(" "));
-    const width = least.reduce((sum, one) => sum + one + GAP_WIDTH, PICK_WIDTH + EDGE_WIDTH);
+    const width = leastWidth(shown);
     grid.style.setProperty("--least", `${width}px`);
     grid.classList.toggle("wide", grid.clientWidth < width);
     const [sorted, falling] = [(state.sort ?? "-id").replace(/^-/, ""), (state.sort ?? "-id").startsWith("-")];
@@ -170,6 +185,7 @@ export async function runsView(host, state, update) {
 
   function drawAnew() {
     look += 1;
+    shown = shownColumns();
     drawHead();
     draw();
   }
@@ -208,7 +224,11 @@ export async function runsView(host, state, update) {
   }
 
   function rowHeight() {
-    return matchMedia("(max-width: 720px)").matches ? 112 : 44;
+    return isPhone() ? 112 : 44;
+  }
+
+  function isPhone() {
+    return matchMedia("(max-width: 720px)").matches;
   }
 
   function rowNode(row) {
