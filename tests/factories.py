@@ -247,10 +247,10 @@ def tiny_machine(
 ) -> Machine:
     """One host of `devices` equal processors; float32 products run at 1e11 FLOP/s.
 
-    `bfloat16` is the rate of products in that precision.
+    `bfloat16` is the rate of products in 16 bits.
     `host` and `disk` are the capacities of offload tiers; None for none.
     """
-    rates = {"float32": 1e11, "bfloat16": bfloat16}
+    rates = {"float32": 1e11, "bfloat16": bfloat16, "float16": bfloat16}
     return Machine(
         name="tiny",
         devices_per_host=devices,

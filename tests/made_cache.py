@@ -13,7 +13,7 @@ from windlass.schema.machine.rates import AttentionRate, Curve, Point
 def made_cache(factory: pytest.TempPathFactory) -> Path:
     """A folder for `XDG_CACHE_HOME` whose machine `here` has 8 GiB of memory and as much disk.
 
-    Its rates of plain attention and of bfloat16 are too slow to be chosen: processors without
+    Its rates of plain attention and of 16 bits are too slow to be chosen: processors without
     instructions for bfloat16 take ten times as long for a test in it.
 
     All tests of all workers share it, so that each graph is captured and each library is built
@@ -21,7 +21,8 @@ def made_cache(factory: pytest.TempPathFactory) -> Path:
     """
     base = factory.getbasetemp()
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "cache"
-    machine = tiny_machine(memory="8 GiB", host="8 GiB", bfloat16=1e10)
+    precisions = ("float32", "bfloat16", "float16")
+    machine = tiny_machine(memory="8 GiB", host="8 GiB", precisions=precisions, bfloat16=1e10)
     memory, host = machine.device.tiers
     tiers = (memory, host.model_copy(update={"name": "disk"}))
     slow = Curve(points=(Point(256.0, 1e9),))

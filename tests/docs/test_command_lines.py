@@ -127,7 +127,7 @@ def shortened(text: str) -> str:
     text = re.sub(r"(train\.steps=|evaluate_tasks_every=|@)(\d+)",
                   lambda one: f"{one[1]}{max(2, int(one[2]) // 20)}", text)  # fmt: skip
     text = text.replace("--trials 20", "--trials 2").replace(
-        "--seeds 5 --steps 100", "--seeds 2 --steps 4"
+        "--seeds 5 --steps 100", "--seeds 3 --steps 4"
     )
     if text == COMPILED:
         return text
