@@ -113,7 +113,8 @@ from tokenizers import ByteLevelBPETokenizer
 from pathlib import Path
 
 tokenizer = ByteLevelBPETokenizer()
-tokenizer.train("my-text/numbers.txt", vocab_size=300, show_progress=False)
+ends = ["<|endoftext|>"]
+tokenizer.train("my-text/numbers.txt", vocab_size=300, show_progress=False, special_tokens=ends)
 Path("gpt2").mkdir()
 tokenizer.save("gpt2/tokenizer.json")
 END""",
