@@ -1,272 +1,265 @@
-"""Step time on several devices: Windlass against torch's DDP, FSDP2 and pipelining, over gloo.
+"""Step time on several devices: Windlass beside torch's own parallel parts, over gloo.
 
-    python benchmarks/multi_device.py [--rounds 3] [--devices 2 4] [--stack torch]
+    python benchmarks/multi_device.py [--devices 2 4] [--cases NAME ...] [--turns 12] [--compile]
+    python benchmarks/multi_device.py --start [--rounds 5]
 
-All train the same float32 model eagerly on tokens of the same shape, clip by the global norm and
-update with fused AdamW. Contestants take turns round by round, each in processes of its own with
-one thread. The table shows medians of step times and the ratio ours / theirs: below 1 Windlass is
-faster. The cases:
+The same ranks hold all contestants and take a step of each in turn: the plain loop of
+`plain_ranks.py`, Windlass with `--stack torch`, and Windlass's own runtime under the same plan. So
+whatever else the machine does meets all alike. The table shows medians of seconds by the clock, of
+processor seconds of all ranks together, and the ratios of the medians of `torch` to the plain loop,
+and to the own runtime: below 1 `torch` is faster. A step is all that the training loop does between
+two of them. Windlass reads its tokens and keeps a record; the plain loop has its tokens ready. All
+share Windlass's allocator.
 
-- `replicas`: data parallelism, against DDP;
-- `shards`: parameters, gradients and optimizer state sharded over all devices, against FSDP2 with
-  resharding;
-- `stages`: a 1F1B pipeline, against the 1F1B of torch.distributed.pipelining. There the first and
-  the last stage keep and update separate copies of the tied embedding, so it communicates less.
-
-With `--stack torch` Windlass runs the same parts of torch, and rows go to `torch_engine.csv`.
+With `--start`: seconds from the command to the end of the first step, of `windlass train` and of
+`torchrun` of the plain loop, in turn.
 """
 
 import argparse
 import json
 import os
-import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import astuple, dataclass
-from datetime import timedelta
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
+import torch
+import torch.distributed as dist
+
+from plain_ranks import PLAIN, RIVALS, Case, plain_step
 from results import append_row
 
-STEPS, WARM = 8, 3
-RIVALS = {"replicas": "ddp", "shards": "fsdp2", "stages": "pipelining"}
+if TYPE_CHECKING:
+    from windlass.jobs import Planned
+
+WARM = 3
+"""Turns that do not count."""
+SIDES = ("plain", "torch", "own")
 
 
-@dataclass(frozen=True, slots=True)
-class Case:
-    """What both sides train, and how it is parallelized."""
-
-    name: str
-    """One of `RIVALS`."""
-    model: str
-    devices: int
-    batch: int
-    micro: int
-    sequence: int
-
-
-def windlass_seconds(case: Case, engine: str | None) -> float:
-    """Median seconds of a step under `windlass train`, on its own runtime or on an engine."""
-    import windlass
-
+def words(case: Case, steps: int, stack: str) -> list[str]:
+    """The request of a case for a stack; FSDP2's plain loop gathers for each pass, as torch's does."""
     parallelism = {
-        "replicas": [
-            f"parallel.data={case.devices}", "sharding.parameters=1", "sharding.optimizer=1",
-        ],
-        "shards": [
-            f"parallel.data={case.devices}", f"sharding.parameters={case.devices}",
-            f"sharding.optimizer={case.devices}", *(["sharding.reshard=true"] if engine else []),
-        ],
-        "stages": [f"parallel.pipeline={case.devices}"],
-    }[case.name]  # fmt: skip
-    with tempfile.TemporaryDirectory() as folder:
-        planned = windlass.plan(
-            case.model, *parallelism, f"train.batch={case.batch}", f"batch.micro={case.micro}",
-            f"train.sequence={case.sequence}", f"train.steps={STEPS}", "precision=float32",
-            "compile=false", "recompute=none", "train.evaluate_sequences=0",
-            f"train.save_every={STEPS}", "model.dropout=0", stack=engine,
-        )  # fmt: skip
-        steps = [step.seconds for step in windlass.train(planned, folder=Path(folder) / "run")]
-    return statistics.median(steps[WARM:])
-
-
-def torch_seconds(case: Case) -> float:
-    """Median seconds of a step of the rival in torch, from processes that are started here."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-    processes = [
-        subprocess.Popen(
-            [sys.executable, __file__, "--rank", *map(str, astuple(case))],
-            env=os.environ
-            | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1",
-               "GLOO_SOCKET_IFNAME": "lo", "RANK": str(rank), "WORLD_SIZE": str(case.devices)},
-            stdout=subprocess.PIPE, text=True,
-        )
-        for rank in range(case.devices)
+        "replicas": ("data", 1), "shards": ("data", case.devices), "tensor": ("tensor", 1),
+        "stages": ("pipeline", 1),
+    }  # fmt: skip
+    axis, shards = parallelism[case.name]
+    sharding = [f"sharding.parameters={shards}", f"sharding.optimizer={shards}"]
+    return [
+        f"parallel.{axis}={case.devices}", *(sharding if axis == "data" else ()),
+        f"train.batch={case.batch}", f"batch.micro={case.micro}", f"train.sequence={case.sequence}",
+        f"train.steps={steps}", f"train.save_every={steps}", "train.evaluate_sequences=0",
+        "precision=float32", "recompute=none", f"compile={str(case.compiled).lower()}",
+        "model.dropout=0", "machine=here",
+        *(["sharding.reshard=true"] if (case.name, stack) == ("shards", "torch") else ()),
     ]  # fmt: skip
-    outputs = [process.communicate()[0] for process in processes]
-    if any(process.returncode for process in processes):
-        raise SystemExit(f"{case.name} on {case.devices} processes failed")
-    return float(json.loads(outputs[-1].splitlines()[-1]))
 
 
-def run_torch_rank(case: Case) -> None:
-    """Runs one process of the rival; the last rank prints the median seconds of a step."""
-    import torch
-    import torch.distributed as dist
-
-    from windlass.models.build import build_layer_stack
-
+def run_rank(case: Case, turns: int, folder: Path) -> None:
+    """Runs one process of all contestants; rank 0 writes the seconds of each turn."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=timedelta(minutes=5))
-    stack = build_layer_stack(case.model, {"dropout": 0.0}, device="cpu", seed=0)
-    model = torch.nn.Sequential(*stack.layers)
-    make_step = {"replicas": _ddp_step, "shards": _fsdp_step, "stages": _pipeline_step}[case.name]
-    step = make_step(case, model, stack.vocabulary)
-    seconds: list[float] = []
-    for _ in range(STEPS):
-        dist.barrier()
-        start = time.perf_counter()
-        step()
-        dist.barrier()
-        seconds.append(time.perf_counter() - start)
-    if dist.get_rank() == case.devices - 1:
-        print(json.dumps(statistics.median(seconds[WARM:])))
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder / 'store'}", rank=int(os.environ["RANK"]),
+        world_size=case.devices,
+    )  # fmt: skip
+    steps: dict[str, Callable[[], object]] = {
+        "torch": windlass_step(case, "torch", turns, folder),
+        "own": windlass_step(case, "windlass", turns, folder),
+        "plain": plain_step(case),
+    }
+    seconds: dict[str, list[tuple[float, float]]] = {side: [] for side in SIDES}
+    for turn in range(turns):
+        for place in range(len(SIDES)):
+            side = SIDES[(place + turn) % len(SIDES)]
+            dist.barrier()
+            clock, processor = time.perf_counter(), time.process_time()
+            steps[side]()
+            used = torch.tensor([time.process_time() - processor])
+            dist.barrier()
+            passed = time.perf_counter() - clock
+            dist.all_reduce(used)
+            seconds[side].append((passed, float(used)))
+    if dist.get_rank() == 0:
+        (folder / "seconds.json").write_text(json.dumps(seconds))
+    dist.barrier()
     dist.destroy_process_group()
 
 
-def _tokens(count: int, sequence: int, vocabulary: int) -> tuple[Any, Any]:
-    import torch
+def windlass_step(case: Case, stack: str, turns: int, folder: Path) -> Callable[[], object]:
+    """A function that takes one step of this rank under a stack."""
+    import windlass
 
-    inputs = torch.randint(vocabulary, (count, sequence))
-    return inputs, torch.randint(vocabulary, (count, sequence))
-
-
-def _loss(logits: Any, targets: Any) -> Any:  # noqa: ANN401  tensors; torch is imported late
-    from windlass.models.loss import mean_cross_entropy
-
-    return mean_cross_entropy(logits, targets)
+    planned = windlass.plan(case.model, *words(case, turns + 1, stack), stack=stack)
+    return steps_of_rank(planned, folder / stack)
 
 
-def _replica_batches(case: Case, vocabulary: int) -> list[tuple[Any, Any]]:
-    count = case.batch // case.devices // case.micro
-    return [_tokens(case.micro, case.sequence, vocabulary) for _ in range(count)]
+def steps_of_rank(planned: "Planned", checkpoints: Path) -> Callable[[], object]:
+    """The training loop of this rank, a step at a time."""
+    from windlass.engines.torch import TorchEngine
+    from windlass.jobs import prepare_data
+    from windlass.program import lower
+    from windlass.runtime import RankContext, RankParts, train_loop
+    from windlass.training.inputs.batches import make_batches
 
-
-def _ddp_step(case: Case, layers: Any, vocabulary: int) -> Callable[[], None]:  # noqa: ANN401
-    import torch
-    from torch.nn.parallel import DistributedDataParallel
-
-    model = DistributedDataParallel(layers, gradient_as_bucket_view=True)
-    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    batches = _replica_batches(case, vocabulary)
-
-    def step() -> None:
-        for index, (inputs, targets) in enumerate(batches):
-            model.require_backward_grad_sync = index == len(batches) - 1
-            (_loss(model(inputs), targets) / len(batches)).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return step
-
-
-def _fsdp_step(case: Case, layers: Any, vocabulary: int) -> Callable[[], None]:  # noqa: ANN401
-    import torch
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
-    mesh = init_device_mesh("cpu", (case.devices,))
-    fully_shard([layers[0], layers[-1]], mesh=mesh)  # their weights are tied
-    for layer in layers[1:-1]:
-        fully_shard(layer, mesh=mesh)
-    fully_shard(layers, mesh=mesh)
-    optimizer = torch.optim.AdamW(layers.parameters(), fused=True)
-    batches = _replica_batches(case, vocabulary)
-
-    def step() -> None:
-        for index, (inputs, targets) in enumerate(batches):
-            layers.set_requires_gradient_sync(index == len(batches) - 1)
-            (_loss(layers(inputs), targets) / len(batches)).backward()
-        torch.nn.utils.clip_grad_norm_(layers.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return step
-
-
-def _pipeline_step(case: Case, layers: Any, vocabulary: int) -> Callable[[], None]:  # noqa: ANN401
-    import torch
-    import torch.distributed as dist
-    from torch.distributed.pipelining import PipelineStage, Schedule1F1B
-
-    from windlass.capture.capture_layers import capture_graph
-    from windlass.models.layer_stack import layer_stack_from_module
-    from windlass.planner.space.stage_partition import stage_partition
-
-    rank = dist.get_rank()
-    stack = layer_stack_from_module(
-        layers, "bench", vocabulary=vocabulary, max_sequence=case.sequence
-    )
-    first, last = stage_partition(capture_graph(stack), case.devices, case.sequence)[rank]
-    part = torch.nn.Sequential(*list(layers)[first:last])
-    stage = PipelineStage(part, rank, case.devices, torch.device("cpu"))
-    micros = case.batch // case.micro
-    schedule = Schedule1F1B(
-        stage, micros, scale_grads=False,
-        loss_fn=lambda logits, targets: _loss(logits, targets) / micros,
+    rank, request = dist.get_rank(), planned.request
+    context = RankContext(
+        plan=planned.plan, graph=planned.graph, settings=request.train, checkpoints=checkpoints,
+        stack=planned.objects.stack(request.model_identity, seed=request.train.seed),
+        program=lower(planned.plan, planned.graph)[rank],
     )  # fmt: skip
-    optimizer = torch.optim.AdamW(part.parameters(), fused=True)
-    inputs, targets = _tokens(case.batch, case.sequence, vocabulary)
+    batches = make_batches(planned, prepare_data(request, None))
+    engine = RankParts if planned.machine.stack is None else TorchEngine
+    return train_loop(context, batches, engine=engine, heartbeat=[0] * 8).__next__
 
-    def step() -> None:
-        if rank == 0:
-            schedule.step(inputs)
-        elif rank == case.devices - 1:
-            schedule.step(target=targets, losses=[])
-        else:
-            schedule.step()
-        squares = sum(p.grad.square().sum() for p in part.parameters() if p.grad is not None)
-        dist.all_reduce(squares)
-        factor = torch.clamp(1.0 / (squares.sqrt() + 1e-6), max=1.0)
-        for p in part.parameters():
-            if p.grad is not None:
-                p.grad.mul_(factor)
-        optimizer.step()
-        optimizer.zero_grad()
 
-    return step
+def medians(turns: Mapping[str, Sequence[tuple[float, float]]]) -> dict[str, tuple[float, float]]:
+    """Median seconds by the clock and of the processor, by contestant."""
+    return {
+        side: tuple(statistics.median(each) for each in zip(*pairs[WARM:], strict=True))
+        for side, pairs in turns.items()
+    }  # type: ignore[return-value]
+
+
+def compare(case: Case, turns: int) -> None:
+    """Prints one line of the table, and appends its row."""
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = [sys.executable, __file__, "--rank", json.dumps(asdict(case)), folder]
+        ranks = [
+            subprocess.Popen([*arguments, "--turns", str(turns)], env=_environment(rank, case))
+            for rank in range(case.devices)
+        ]
+        if any([process.wait() for process in ranks]):
+            sys.exit(f"{case.name} on {case.devices} processes failed")
+        result = medians(json.loads((Path(folder) / "seconds.json").read_text()))
+    (ours, busy), (own, own_busy), (plain, plain_busy) = (
+        result[side] for side in ("torch", "own", "plain")
+    )
+    append_row(
+        "torch_engine", model=case.model, devices=case.devices, case=case.name,
+        compiled=case.compiled, turns=turns - WARM, rival=RIVALS[case.name],
+        torch_seconds=round(ours, 4), plain_seconds=round(plain, 4), own_seconds=round(own, 4),
+        ratio=round(ours / plain, 3), processor_ratio=round(busy / plain_busy, 3),
+        of_own=round(ours / own, 3), processor_of_own=round(busy / own_busy, 3),
+    )  # fmt: skip
+    print(
+        f"{case.name:9}  {case.devices:7}  {ours:6.3f} s  {plain:6.3f} s  {own:6.3f} s  "
+        f"{ours / plain:5.2f} ({busy / plain_busy:.2f}) of {RIVALS[case.name]:10}  "
+        f"{ours / own:5.2f} ({busy / own_busy:.2f}) of own",
+        flush=True,
+    )
+
+
+def _environment(rank: int, case: Case) -> dict[str, str]:
+    return os.environ | {
+        "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "RANK": str(rank),
+    }  # fmt: skip
+
+
+def start_seconds(command: Sequence[str], sign: str) -> tuple[float, float]:
+    """Seconds by the clock from a command to a line that holds a sign; processor seconds to its end.
+
+    Args:
+        command: the command.
+        sign: what the line of the first step holds.
+    """
+    before, begun = os.times(), time.perf_counter()
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    process = subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    passed, lines = None, []
+    assert process.stdout is not None
+    for line in process.stdout:
+        lines.append(line)
+        if passed is None and sign in line:
+            passed = time.perf_counter() - begun
+    if process.wait() or passed is None:
+        sys.exit(f"{' '.join(command)} showed no first step: {''.join(lines)[-800:]}")
+    after = os.times()
+    busy = after.children_user + after.children_system
+    return passed, busy - before.children_user - before.children_system
+
+
+def compare_starts(case: Case, rounds: int) -> None:
+    """Prints how long both sides take to their first step, and appends the row."""
+    plain = [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
+        str(case.devices), __file__, "--plain", json.dumps(asdict(case)),
+    ]  # fmt: skip
+    pairs = []
+    for number in range(rounds + 1):
+        with tempfile.TemporaryDirectory() as folder:
+            ours = [
+                sys.executable, "-m", "windlass", "train", case.model, *words(case, 1, "torch"),
+                "--stack", "torch", "--folder", str(Path(folder) / "run"), "--plain",
+            ]  # fmt: skip
+            pair = (start_seconds(ours, "loss"), start_seconds(plain, "first step"))
+        if number:  # the first round fills caches
+            pairs.append(pair)
+    ours_s, plain_s = (statistics.median(side[0] for side in each) for each in zip(*pairs))
+    busy, plain_busy = (statistics.median(side[1] for side in each) for each in zip(*pairs))
+    append_row(
+        "torch_start", model=case.model, devices=case.devices, case=case.name, rounds=rounds,
+        torch_seconds=round(ours_s, 3), plain_seconds=round(plain_s, 3),
+        ratio=round(ours_s / plain_s, 3), processor_ratio=round(busy / plain_busy, 3),
+    )  # fmt: skip
+    print(
+        f"{case.name:9}  {case.devices:7}  {ours_s:6.2f} s  {plain_s:6.2f} s  "
+        f"{ours_s / plain_s:5.2f} ({busy / plain_busy:.2f}) of torchrun",
+        flush=True,
+    )
+
+
+def run_plain(case: Case) -> None:
+    """One rank of the plain loop under torchrun: one step."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    plain_step(case)()
+    if dist.get_rank() == 0:
+        print("first step", flush=True)
+    dist.destroy_process_group()
 
 
 def main() -> None:
-    """Reads the command line, runs the pairs in turn and prints the table."""
+    """Reads the command line, and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="gpt-tiny")
-    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--devices", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--micro", type=int, default=2)
     parser.add_argument("--sequence", type=int, default=256)
-    parser.add_argument("--cases", nargs="+", choices=tuple(RIVALS), default=tuple(RIVALS))
-    parser.add_argument("--stack", choices=("torch",))
-    parser.add_argument("--rank", nargs=6, help=argparse.SUPPRESS)
+    parser.add_argument("--cases", nargs="+", choices=tuple(PLAIN), default=tuple(PLAIN))
+    parser.add_argument("--turns", type=int, default=12)
+    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--start", action="store_true")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rank", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--plain", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.rank:
-        name, model, *numbers = options.rank
-        run_torch_rank(Case(name, model, *map(int, numbers)))
+    if options.plain:
+        run_plain(Case(**json.loads(options.plain)))
         return
-    print("case       devices  ours      theirs    ours / theirs, median (min to max)")
+    if options.rank:
+        case, folder = options.rank
+        run_rank(Case(**json.loads(case)), options.turns, Path(folder))
+        return
+    print("seconds of a step by the clock, and in brackets ratios of processor seconds")
     for devices in options.devices:
         for name in options.cases:
-            compare(
-                Case(name, options.model, devices, options.batch, options.micro, options.sequence),
-                options.rounds,
-                options.stack,
-            )
-
-
-def compare(case: Case, rounds: int, engine: str | None) -> None:
-    """Times both sides alternately, prints one line of the table and appends its row."""
-    pairs = [(windlass_seconds(case, engine), torch_seconds(case)) for _ in range(rounds)]
-    ratios = sorted(ours / theirs for ours, theirs in pairs)
-    ours, theirs = (statistics.median(side) for side in zip(*pairs, strict=True))
-    ratio = statistics.median(ratios)
-    append_row(
-        "torch_engine" if engine else "multi_device",
-        model=case.model, devices=case.devices, case=case.name,
-        rival=RIVALS[case.name], ours_seconds=ours, theirs_seconds=theirs, ratio=ratio,
-    )  # fmt: skip
-    print(
-        f"{case.name:9}  {case.devices:7}  {ours:6.3f} s  {theirs:6.3f} s  {ratio:.2f} "
-        f"({ratios[0]:.2f} to {ratios[-1]:.2f}) of {RIVALS[case.name]}"
-    )
+            case = Case(
+                name=name, model=options.model, devices=devices, batch=options.batch,
+                micro=options.micro, sequence=options.sequence, compiled=options.compile,
+            )  # fmt: skip
+            if options.start:
+                compare_starts(case, options.rounds)
+            else:
+                compare(case, options.turns + WARM)
 
 
 if __name__ == "__main__":
