@@ -2,13 +2,14 @@
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from windlass.child_processes import ChildProcesses, module_command
+from windlass.distributed.elastic import replan_for_devices
 from windlass.distributed.launch_script import ranks_by_host
 from windlass.distributed.rank_main import journal_steps
 from windlass.errors import (
@@ -91,22 +92,23 @@ def run_host(
     *,
     restarts: int,
     stop: Callable[[], bool],
-    report_restart: Callable[[WindlassError], None],
+    report: Callable[[str, str], None],
 ) -> None:
     """Runs the ranks of one host of a cluster until the run is complete.
 
-    If a rank of any host fails, all ranks of all hosts start again from the last checkpoint.
+    If a rank of any host fails, all ranks of all hosts start again from the last checkpoint. On
+    another number of hosts than the run is planned for, it is planned anew.
 
     Args:
         folder: the run folder, which every host sees.
         host: this host.
         restarts: how often the ranks are restarted at most.
         stop: polled; True asks all ranks to end after the current step.
-        report_restart: called with the error after which the ranks are restarted.
+        report: called with a word and a sentence for each restart and new plan.
 
     Raises:
         RequestError: the store cannot listen on the head's address.
-        PlanError: the plan is for another number of devices.
+        PlanError: there is no plan for so many devices with the same batch.
         RunFinished: the run has no step left.
         RunInterrupted: the run was asked to stop, and is saved.
         WindlassError: a rank failed; the message names it, its coordinates and instruction.
@@ -115,10 +117,9 @@ def run_host(
     planned, devices = planned_from_record(record), host.nodes * host.per_node
     require_steps_left(record, planned, _steps_done(folder, planned.request.train.steps))
     if devices != planned.plan.parallel.devices:
-        raise PlanError(
-            f"the plan of `{folder}` is for {planned.plan.parallel.devices} devices, but "
-            f"{host.nodes} hosts with {host.per_node} ranks each have {devices}"
-        )
+        before, planned = planned.plan, _planned_anew(folder, planned, host, stop)
+        degrees = f"`{before.label}` is now `{planned.plan.label}`"
+        report("plan", f"for {devices} of {before.parallel.devices} devices {degrees}")
     with _store_address(folder, host) as address:
         for restart in range(restarts + 1):
             try:
@@ -128,9 +129,30 @@ def run_host(
             except WindlassError as error:
                 if restart == restarts or stop():
                     raise
-                report_restart(error)
+                report("lost", f"{error}; all ranks start again")
             else:
                 return
+
+
+def _planned_anew(
+    folder: Path, planned: Planned, host: ClusterHost, stop: Callable[[], bool]
+) -> Planned:
+    """The run with a plan for the hosts that there are, which the first of them makes."""
+    devices, end = host.nodes * host.per_node, time.monotonic() + _REJOIN_SECONDS
+    if host.node_rank == 0:
+        return replan_for_devices(folder, planned, devices)
+    while planned.plan.parallel.devices != devices:
+        if stop():
+            raise RunInterrupted("stopped before the first host had planned the run anew")
+        if time.monotonic() > end:
+            raise PlanError(
+                f"the first host has not planned `{folder}` for {devices} devices within "
+                f"{_REJOIN_SECONDS:.0f} s: what it says tells why"
+            )
+        time.sleep(_POLL_SECONDS)
+        with suppress(RecordError):  # its files change one by one
+            planned = planned_from_record(load(folder))
+    return planned
 
 
 def _steps_done(folder: Path, steps: int) -> int:

@@ -1,14 +1,14 @@
-"""Elastic training: after the loss of a device, a run continues with the remaining ones."""
+"""Elastic training: a run continues on the devices that there are, of one host or of several."""
 
 from collections import Counter
 from collections.abc import Callable
 from math import gcd
 from pathlib import Path
 
-from windlass.errors import RankLost
+from windlass.errors import PlanError, RankLost
 from windlass.jobs import Planned, Progress, load
 from windlass.schema import Parallelism, ResolvedRequest
-from windlass.training import Run, planned_from_record, resume
+from windlass.training import Run, planned_from_record, replan, resume
 
 _MAX_FAILURES = 2
 """Number of hangs of one rank after which its device is given up."""
@@ -73,6 +73,49 @@ def shrink_parallelism(parallelism: Parallelism, request: ResolvedRequest) -> Pa
             return parallelism.model_copy(update={"data": data})
     if parallelism.pipeline > 1:
         return parallelism.model_copy(update={"pipeline": parallelism.pipeline - 1})
+    return None
+
+
+def replan_for_devices(folder: Path, planned: Planned, devices: int) -> Planned:
+    """Gives a run a plan for another number of devices, with the same batch and order of tokens.
+
+    Args:
+        folder: the run folder, which nobody holds.
+        planned: the run as it is planned now.
+        devices: how many there are now.
+
+    Raises:
+        PlanError: no plan for so many devices trains the same model with the same batch.
+        WindlassError: why the run cannot be planned anew.
+    """
+    parallelism = fit_parallelism(planned.plan.parallel, planned.request, devices)
+    if parallelism is None:
+        before, batch = planned.plan.parallel.devices, planned.request.train.batch
+        raise PlanError(
+            f"the plan of `{folder}` is for {before} devices and there are {devices}, of which "
+            f"`parallel.tensor` = {planned.plan.parallel.tensor} and `train.batch` = {batch} leave "
+            "no equal share to each; start as many hosts as the run was prepared for, or a number "
+            "that divides them"
+        )
+    return replan(load(folder), *parallelism_overrides(planned, parallelism))
+
+
+def fit_parallelism(
+    parallelism: Parallelism, request: ResolvedRequest, devices: int
+) -> Parallelism | None:
+    """The degrees for exactly so many devices, with as many stages as can stay; None without any.
+
+    Args:
+        parallelism: the degrees before.
+        request: its global batch stays what it is.
+        devices: how many there are now.
+    """
+    micro_batches = request.train.batch // (request.batch.micro or 1)
+    for pipeline in range(parallelism.pipeline, 0, -1):
+        other = pipeline * int(parallelism.tensor) * (parallelism.context or 1)
+        data, left = divmod(devices, other)
+        if data and not left and micro_batches % data == 0:
+            return parallelism.model_copy(update={"pipeline": pipeline, "data": data})
     return None
 
 

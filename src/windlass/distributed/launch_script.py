@@ -121,14 +121,18 @@ def host_script(job: ClusterJob) -> str:
     """
     if job.nodes == 1:
         usage = f"# Run this on the host:\n#     sh {LAUNCH_FILE}\n"
-        place, setup = "", ""
+        place, setup, nodes, restarts = "", "", "1", "3"
     else:
         usage = (
             f"# Run this on each of the {job.nodes} hosts, all at about the same time, with "
             f"NODE_RANK=0 to {job.nodes - 1}:\n"
             f"#     HEAD=name-of-the-first-host NODE_RANK=0 sh {LAUNCH_FILE}\n"
-            "# One worker of torchrun, Kubeflow or Ray on each host may run it: they set both.\n"
+            "# One worker of torchrun, Kubeflow or Ray on each host may run it: they set both. On\n"
+            "# another number of hosts (NODES, or what torchrun has) the run is planned anew.\n"
         )
+        nodes = f'"${{NODES:-${{GROUP_WORLD_SIZE:-{job.nodes}}}}}"'
+        # An agent of torchrun that restarts does it with the hosts that are left.
+        restarts = "$(( ${TORCHELASTIC_MAX_RESTARTS:-0} ? 0 : 3 ))"
         place = f""" \\
     --node-rank "$NODE_RANK" --head "$HEAD" --port "${{PORT:-{job.port}}}\""""
         setup = """\
@@ -152,7 +156,7 @@ PYTHON="${{PYTHON:-python3}}"
     exit 2
 }}
 exec "$PYTHON" -P -m windlass host "$RUN" \\
-    --nodes {job.nodes} --per-node {job.per_node} --restarts "${{RESTARTS:-3}}"{place}
+    --nodes {nodes} --per-node {job.per_node} --restarts "${{RESTARTS:-{restarts}}}"{place}
 """
 
 

@@ -14,7 +14,9 @@ from .parent_options import (
     NO_PARENT, ParentOptions, beside_adapters, plan_of_child, request_of_parent,
 )  # fmt: skip
 from .preconditions import require_local_machine, verified_programs
-from .resumed_run import continue_run, objects_of_record, reopen_run, require_steps_left, resume
+from .resumed_run import (
+    continue_run, objects_of_record, reopen_run, replan, require_steps_left, resume,
+)  # fmt: skip
 from .run import Run
 from .run_files import planned_from_record, require_unchanged, run_documents
 from .weight_files import ExportedFiles, export
@@ -25,7 +27,7 @@ __all__ = [
     "data_notes", "describe_job", "disk_usage_bytes", "export", "find_parent", "import_model",
     "job_size", "launch_local_ranks", "load_run_tokens", "make_batches", "never_stop",
     "objects_of_record", "on_default_stack", "plan_of_child", "planned_from_record", "rank_server",
-    "reopen_run", "request_at_step", "request_of_child", "request_of_parent",
+    "reopen_run", "replan", "request_at_step", "request_of_child", "request_of_parent",
     "require_local_machine", "require_steps_left", "require_unchanged", "resume", "run_documents",
     "start_run", "train", "train_rank", "unnamed_data", "verified_programs", "watchdog_timeouts",
     "with_document_lengths",

@@ -8,7 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from windlass.errors import CheckpointError, RecordError, RequestError, RunFinished
-from windlass.jobs import RUNS, Planned, PlannedObjects, Progress, load, plan_request, prepare_data
+from windlass.jobs import (
+    NO_OBJECTS,
+    RUNS,
+    Planned,
+    PlannedObjects,
+    Progress,
+    load,
+    plan_request,
+    prepare_data,
+)
 from windlass.program import Program
 from windlass.schema import (
     CHECKPOINT_FOLDER,
@@ -114,6 +123,27 @@ def resume(
     resumed = continue_run(planned, reopened, steps)
     resumed.next_leg = lambda: resume(resumed.folder, model=model, loss=loss, stop=stop)
     return resumed
+
+
+def replan(record: RunRecord, *overrides: str) -> Planned:
+    """Gives a run another plan from its next attempt on, which others start.
+
+    Args:
+        record: the run so far.
+        overrides: `key=value` of the plan.
+
+    Raises:
+        RecordError: one of its files has changed, or another process holds its folder.
+        WindlassError: why there is no such plan.
+    """
+    planned, _ = _planned(record, overrides, NO_OBJECTS, None)
+    programs = verified_programs(planned)
+    tokens = load_run_tokens(record.folder) or prepare_data(planned.request, None)
+    require_tokens_of_run(record, planned, tokens)
+    with reopen_run_folder(record.folder, meta=run_metadata(planned, tokens)) as folder:
+        replace_plan(folder, planned, programs)
+        folder.append_event("end", state="prepared", reason="")
+    return planned
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

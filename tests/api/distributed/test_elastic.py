@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given, strategies as st
 
-from windlass.distributed.elastic import shrink_parallelism
+from windlass.distributed.elastic import fit_parallelism, shrink_parallelism
 from windlass.schema.plan import Parallelism
 from windlass.schema.request import ResolvedRequest
 
@@ -35,3 +35,21 @@ def test_requested_micro_batches_stay_whole(micro: int | None, left: int):
     smaller = shrink_parallelism(Parallelism(data=4), request(12, micro))
     assert smaller is not None
     assert smaller.data == left
+
+
+@pytest.mark.parametrize(
+    ("before", "devices", "after"),
+    [
+        (Parallelism(data=4), 3, Parallelism(data=3)),
+        (Parallelism(data=4), 6, Parallelism(data=6)),
+        (Parallelism(pipeline=2, data=2), 2, Parallelism(pipeline=2, data=1)),
+        (Parallelism(pipeline=2, data=2), 3, Parallelism(pipeline=1, data=3)),
+        (Parallelism(tensor=2, data=2), 2, Parallelism(tensor=2, data=1)),
+        (Parallelism(tensor=2, data=2), 3, None),
+        (Parallelism(data=4), 5, None),
+    ],
+)
+def test_every_device_that_is_there_takes_an_equal_share_of_the_same_batch(
+    before: Parallelism, devices: int, after: Parallelism | None
+):
+    assert fit_parallelism(before, request(12), devices) == after

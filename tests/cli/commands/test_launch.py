@@ -341,6 +341,40 @@ def test_four_ranks_on_two_hosts_restart_from_the_last_checkpoint_when_one_is_ki
 
 
 @pytest.mark.slow
+def test_a_run_goes_on_with_the_hosts_that_are_left_and_takes_the_same_tokens(
+    windlass: Windlass, start_hosts: Hosts, tmp_path: Path
+) -> None:
+    words = (*RUN, "batch.micro=1", "parallel.data=2", "train.steps=60", "--stack", "torch")
+    prepare(windlass, *words, "--nodes", "2")
+    folder = tmp_path / "run"
+    hosts = start_hosts(folder, 2, RESTARTS="0")
+    wait_for_step(folder, 20, seconds=120)
+    os.kill(rank_process(folder, 1), signal.SIGKILL)
+    assert [code for code, _ in outcome(hosts)] == [1, 1]
+
+    code, told = outcome(start_hosts(folder, 1, NODES="1"))[0]
+    assert code == 0, told
+    assert "for 1 of 2 devices" in told
+    done = windlass("train", *words, "--folder", "here")
+    assert done.returncode == 0, done.stderr
+    run, other = load_run(folder), load_run(tmp_path / "here")
+    assert run.plan is not None
+    assert run.plan.parallel.devices == 1
+    losses = [[step.loss for step in each.steps] for each in (run, other)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+def test_hosts_that_leave_no_equal_share_of_the_batch_are_refused_with_the_numbers(
+    windlass: Windlass, start_hosts: Hosts, tmp_path: Path
+) -> None:
+    words = (*RUN, "batch.micro=1", "parallel.data=2")
+    prepare(windlass, *words, "--nodes", "2")
+    code, told = outcome(start_hosts(tmp_path / "run", 1, NODES="7"))[0]
+    assert code == 2
+    assert "for 2 devices and there are 7" in told
+
+
+@pytest.mark.slow
 def test_a_cluster_that_is_asked_to_stop_saves_and_resumes_when_it_is_started_again(
     windlass: Windlass, start_hosts: Hosts, tmp_path: Path
 ) -> None:

@@ -16,7 +16,7 @@ from rich.text import Text
 from windlass import api
 from windlass.cli.commands.train import show_run
 from windlass.cli.console import error_console
-from windlass.errors import RequestError, WindlassError
+from windlass.errors import RequestError
 from windlass.stop_signals import graceful_stop, ignore_stop_signals
 
 
@@ -185,9 +185,9 @@ def host(
         nodes=nodes, node_rank=node_rank, per_node=per_node, head=head, port=port
     )
 
-    def report_restart(error: WindlassError) -> None:
-        message = Text.assemble(("lost:", "yellow"), f" {error}; all ranks start again")
+    def report(word: str, sentence: str) -> None:
+        message = Text.assemble((f"{word}:", "yellow"), f" {sentence}")
         error_console.print(message, soft_wrap=True)
 
     with graceful_stop(signal.SIGUSR1) as stop:
-        api.run_host(folder, place, restarts=restarts, stop=stop, report_restart=report_restart)
+        api.run_host(folder, place, restarts=restarts, stop=stop, report=report)

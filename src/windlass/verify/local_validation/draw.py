@@ -23,6 +23,8 @@ _MOST_SCORES = 1.5e9
 _LEAST_POSITIONS = 16
 _END_LAYERS = 2
 """Layers of a stack beside its blocks: its embedding and its head."""
+OWN = "windlass"
+"""The own runtime, among stacks."""
 _FREE = "planner's choice"
 """The sort of which nothing is pinned."""
 _LEAST_SEQUENCE = 16
@@ -127,22 +129,30 @@ class DrawnRun(NamedTuple):
         return int(named.get("phases", 1))
 
 
-def draw_runs(count: int, seed: int) -> tuple[DrawnRun, ...]:
+def draw_runs(count: int, seed: int, stack: str = OWN) -> tuple[DrawnRun, ...]:
     """The first `count` runs of a seed.
 
+    Args:
+        count: number of runs.
+        seed: seed of the draw.
+        stack: what runs them, a key of `SORTS`.
+
     Raises:
-        RequestError: `count` is below 1.
+        RequestError: `count` is below 1, or nothing here runs the plans of the stack.
     """
     if count < 1:
         raise RequestError(f"`--random {count}` draws no plan; ask for at least 1")
-    names = tuple(SORTS)
+    if stack not in SORTS:
+        names = " or ".join(f"`--stack {name}`" for name in SORTS)
+        raise RequestError(f"no plan of `{stack}` runs here; choose {names}")
+    sorts = tuple(SORTS[stack])
     return tuple(
-        _draw(number, names[number % len(names)], Random(f"{seed}/{number}"))
+        _draw(number, sorts[number % len(sorts)], Random(f"{seed}/{number}"), stack)
         for number in range(count)
     )
 
 
-def _draw(number: int, sort: str, random: Random) -> DrawnRun:
+def _draw(number: int, sort: str, random: Random, stack: str) -> DrawnRun:
     shape = _tiny_shape(random) if sort == "tiny sequence" else _shape(random)
     low, high = _STEP_SECONDS
     seconds = low * (high / low) ** random.random()
@@ -152,7 +162,9 @@ def _draw(number: int, sort: str, random: Random) -> DrawnRun:
     accumulation = random.choice([count for count in (1, 1, 2, 3, 4) if count <= batch])
     limit = _MOST_SCORES / (4 * shape.sequence * max(shape.vocabulary, shape.width * 16))
     micro = max(1, min(round(batch / accumulation), int(limit)))
-    pins = SORTS[sort](shape, random)
+    pins = SORTS[stack][sort](shape, random)
+    if stack != OWN:
+        pins += (f"stack={stack}",)
     replicas = 1
     if "parallel.data=2" in pins:
         micro, replicas = max(1, micro // 2), 2
@@ -249,7 +261,16 @@ def _processes(_: _Shape, random: Random) -> tuple[str, ...]:
     return tuple(pins)
 
 
-SORTS: dict[str, Callable[[_Shape, Random], tuple[str, ...]]] = {
+def _ranks(*pins: str) -> Callable[[_Shape, Random], tuple[str, ...]]:
+    """Pinned ranks, with layers of any precision, some of them compiled or computed again."""
+
+    def draw(_: _Shape, random: Random) -> tuple[str, ...]:
+        return (*pins, *_numerics(random), f"recompute={random.choice(('none', 'none', 'full'))}")
+
+    return draw
+
+
+_OWN_SORTS: dict[str, Callable[[_Shape, Random], tuple[str, ...]]] = {
     _FREE: lambda _shape, _random: (),
     "bfloat16 eager": _eager("bfloat16"),
     "compiled": _compiled,
@@ -261,4 +282,13 @@ SORTS: dict[str, Callable[[_Shape, Random], tuple[str, ...]]] = {
     "optimizer offloaded": _offload,
     "tiny sequence": lambda _shape, random: (*_numerics(random),),
 }
-"""What runs are drawn for, each with what it pins; they take turns."""
+_SHARDS = ("parallel.data=2", "sharding.parameters=2", "sharding.optimizer=2")
+_TORCH_SORTS = {
+    "replicas": _ranks("parallel.data=2", "sharding.parameters=1", "sharding.optimizer=1"),
+    "shards": _ranks(*_SHARDS, "sharding.reshard=false"),
+    "stages": _ranks("parallel.pipeline=2"),
+    "tensor parallel": _ranks("parallel.tensor=2"),
+    "shards, resharded": _ranks(*_SHARDS, "sharding.reshard=true"),
+}
+SORTS = {OWN: _OWN_SORTS, "torch": _TORCH_SORTS}
+"""What runs of a stack are drawn for, each with what it pins; they take turns."""

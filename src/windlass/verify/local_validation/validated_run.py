@@ -17,7 +17,7 @@ from windlass.errors import RunBroken, WindlassError
 from windlass.jobs import EVERY_PART, HERE, Planned, find_machine, load, plan
 from windlass.schema import Measurement as Measurement
 from windlass.units import format_seconds
-from windlass.verify.local_validation.draw import DrawnRun, draw_runs
+from windlass.verify.local_validation.draw import OWN, DrawnRun, draw_runs
 
 _WARM_UP_SECONDS, _WARM_UP_STEPS = 1.5, 3
 """Minimal length of the warm-up, whose steps do not count: caches fill, an idle processor reaches
@@ -55,7 +55,9 @@ class ValidatedRun(Document):
     """Why it was refused or failed; None if it ran."""
 
 
-def validate_random_plans(count: int, seed: int, announce: Announce) -> Iterator[ValidatedRun]:
+def validate_random_plans(
+    count: int, seed: int, announce: Announce, stack: str = OWN
+) -> Iterator[ValidatedRun]:
     """Predicts and measures the first `count` runs of a seed, and yields each as it ends.
 
     Runs that were measured before, under the same measurement of this machine, come from their
@@ -65,13 +67,14 @@ def validate_random_plans(count: int, seed: int, announce: Announce) -> Iterator
         count: number of runs.
         seed: seed of the draw.
         announce: is told what runs now, and how long that is predicted to take.
+        stack: what runs them.
 
     Raises:
-        RequestError: `count` is below 1.
+        RequestError: `count` is below 1, or nothing here runs the plans of the stack.
         MachineError: this machine cannot be measured.
         StorageError: the file cannot be written.
     """
-    drawn = draw_runs(count, seed)
+    drawn = draw_runs(count, seed, stack)
     path = validated_runs_file(seed)
     kept = {(row.number, row.model, row.overrides): row for row in _read(path)}
     for run in drawn:
@@ -214,6 +217,7 @@ def describe_plan(planned: Planned) -> str:
     batch = plan.batch
     phases = plan.phase_count
     words = [
+        plan.stack or "",
         f"{batch.accumulation} x {batch.micro} x {batch.sequence}",
         {"bfloat16": "bf16", "float32": "fp32"}.get(plan.precision, plan.precision),
         "compiled" if plan.compile else "",

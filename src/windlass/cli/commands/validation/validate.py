@@ -19,6 +19,7 @@ def validate(
     *what: str,
     count: Annotated[int | None, Parameter(name="--random")] = None,
     seed: int | None = None,
+    stack: str | None = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare predictions with measurements: plans run here, or tables of published runs.
@@ -33,6 +34,8 @@ def validate(
             tables.
         count: With `here`: number of plans, one of each sort (10) by default.
         seed: With `here`: which plans are drawn, 0 by default.
+        stack: With `here`: what runs the plans, `windlass` (the default) or `torch`, whose plans
+            are for two processes.
         as_json: Print the rows as JSON.
     """
     tables = [name for name in what if name != api.HERE]
@@ -41,9 +44,9 @@ def validate(
             f"`{api.HERE}` cannot be combined with tables; leave out `{tables[0]}` or `{api.HERE}`"
         )
     if tables:
-        if count is not None or seed is not None:
+        if (count, seed, stack) != (None, None, None):
             raise RequestError(
-                f"`--random` and `--seed` draw plans to run {api.HERE}; leave them out with tables"
+                f"`--random`, `--seed` and `--stack` draw plans to run {api.HERE}; leave them out with tables"
             )
         wrong = [name for name in tables if not name.lower().endswith(".csv")]
         if wrong:
@@ -60,4 +63,6 @@ def validate(
         if problems:
             raise InputErrors(problems)
         return
-    validate_here(_DEFAULT_COUNT if count is None else count, seed or 0, as_json=as_json)
+    validate_here(
+        _DEFAULT_COUNT if count is None else count, seed or 0, stack or "windlass", as_json=as_json
+    )

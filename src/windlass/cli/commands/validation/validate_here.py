@@ -19,7 +19,7 @@ from windlass.cli.console import (
 Rows = Sequence[api.ValidatedRun]
 
 
-def validate_here(count: int, seed: int, *, as_json: bool) -> None:
+def validate_here(count: int, seed: int, stack: str, *, as_json: bool) -> None:
     """Names each run as it begins, prints it as it ends, then the errors by sort of plan.
 
     The worst sort comes first.
@@ -28,7 +28,7 @@ def validate_here(count: int, seed: int, *, as_json: bool) -> None:
     with ProgressBars() as progress:
         progress("validating", 0, count)
         try:
-            for row in api.validate_random_plans(count, seed, _print_begun):
+            for row in api.validate_random_plans(count, seed, _print_begun, stack):
                 rows.append(row)
                 progress("validating", len(rows), count)
                 if not as_json:
