@@ -24,7 +24,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,7 +31,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from plain_ranks import PLAIN, RIVALS, Case, plain_step
+from plain_ranks import HEADS, PLAIN, RIVALS, Case, plain_step
 from results import append_row
 
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ SIDES = ("plain", "torch", "own")
 
 
 def words(case: Case, steps: int, stack: str) -> list[str]:
-    """The request of a case for a stack; FSDP2's plain loop gathers for each pass, as torch's does."""
+    """The request of a case for a stack; with `torch` it gathers for each pass, as FSDP2 does."""
     parallelism = {
         "replicas": ("data", 1), "shards": ("data", case.devices), "tensor": ("tensor", 1),
         "stages": ("pipeline", 1),
@@ -56,7 +55,7 @@ def words(case: Case, steps: int, stack: str) -> list[str]:
         f"train.batch={case.batch}", f"batch.micro={case.micro}", f"train.sequence={case.sequence}",
         f"train.steps={steps}", f"train.save_every={steps}", "train.evaluate_sequences=0",
         "precision=float32", "recompute=none", f"compile={str(case.compiled).lower()}",
-        "model.dropout=0", "machine=here",
+        "model.dropout=0", f"model.heads={HEADS}", "machine=here",
         *(["sharding.reshard=true"] if (case.name, stack) == ("shards", "torch") else ()),
     ]  # fmt: skip
 
@@ -131,10 +130,11 @@ def compare(case: Case, turns: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         arguments = [sys.executable, __file__, "--rank", json.dumps(asdict(case)), folder]
         ranks = [
-            subprocess.Popen([*arguments, "--turns", str(turns)], env=_environment(rank, case))
+            subprocess.Popen([*arguments, "--turns", str(turns)], env=_environment(rank))
             for rank in range(case.devices)
         ]
-        if any([process.wait() for process in ranks]):
+        codes = [process.wait() for process in ranks]
+        if any(codes):
             sys.exit(f"{case.name} on {case.devices} processes failed")
         result = medians(json.loads((Path(folder) / "seconds.json").read_text()))
     (ours, busy), (own, own_busy), (plain, plain_busy) = (
@@ -155,14 +155,14 @@ def compare(case: Case, turns: int) -> None:
     )
 
 
-def _environment(rank: int, case: Case) -> dict[str, str]:
+def _environment(rank: int) -> dict[str, str]:
     return os.environ | {
         "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "RANK": str(rank),
     }  # fmt: skip
 
 
 def start_seconds(command: Sequence[str], sign: str) -> tuple[float, float]:
-    """Seconds by the clock from a command to a line that holds a sign; processor seconds to its end.
+    """Seconds by the clock from a command to a line with a sign; processor seconds to its end.
 
     Args:
         command: the command.
@@ -202,8 +202,12 @@ def compare_starts(case: Case, rounds: int) -> None:
             pair = (start_seconds(ours, "loss"), start_seconds(plain, "first step"))
         if number:  # the first round fills caches
             pairs.append(pair)
-    ours_s, plain_s = (statistics.median(side[0] for side in each) for each in zip(*pairs))
-    busy, plain_busy = (statistics.median(side[1] for side in each) for each in zip(*pairs))
+    ours_s, plain_s = (
+        statistics.median(side[0] for side in each) for each in zip(*pairs, strict=True)
+    )
+    busy, plain_busy = (
+        statistics.median(side[1] for side in each) for each in zip(*pairs, strict=True)
+    )
     append_row(
         "torch_start", model=case.model, devices=case.devices, case=case.name, rounds=rounds,
         torch_seconds=round(ours_s, 3), plain_seconds=round(plain_s, 3),

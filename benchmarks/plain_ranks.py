@@ -28,6 +28,8 @@ from torch.nn.parallel import DistributedDataParallel
 from windlass.models.build import build_layer_stack
 from windlass.models.loss import mean_cross_entropy
 
+HEADS = 8
+"""Heads of each attention, which up to 8 tensor-parallel ranks share equally."""
 Batches = Sequence[tuple[Tensor, Tensor]]
 
 
@@ -57,7 +59,7 @@ class Case:
 
 def plain_step(case: Case) -> Callable[[], None]:
     """A function that takes one step of the plain loop of a case, after `init_process_group`."""
-    stack = build_layer_stack(case.model, {"dropout": 0.0}, device="cpu", seed=0)
+    stack = build_layer_stack(case.model, {"dropout": 0.0, "heads": HEADS}, device="cpu", seed=0)
     layers = nn.Sequential(*stack.layers)
     batches = [
         tuple(torch.randint(stack.vocabulary, (2, case.micro, case.sequence)))
@@ -194,7 +196,7 @@ def _step(
         passes()
         if summed:
             present = [each.grad for each in parameters if each.grad is not None]
-            squares = torch.stack(torch._foreach_norm(present)).square().sum()
+            squares = nn.utils.get_total_norm(present).square()
             dist.all_reduce(squares)
             torch._foreach_mul_(present, torch.clamp(1.0 / (squares.sqrt() + 1e-6), max=1.0))
         elif any(isinstance(each, DTensor) for each in parameters):

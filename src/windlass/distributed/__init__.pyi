@@ -3,10 +3,12 @@ from .cluster_worker import ClusterHost, ClusterRank, run_cluster_rank, run_host
 from .elastic import ElasticRecovery
 from .kubernetes_jobset import KubernetesJob
 from .launch_script import RayJob, SlurmJob
-from .rank_main import become_ranks, joined_ranks, rank_process, run_rank
+from .rank_main import (
+    become_ranks, joined_ranks, meeting_in_file, rank_process, run_rank,
+)  # fmt: skip
 
 __all__ = [
     "ClusterHost", "ClusterRank", "ElasticRecovery", "KubernetesJob", "RayJob", "Scheduler",
-    "SlurmJob", "become_ranks", "joined_ranks", "prepare_cluster_run", "rank_process",
-    "run_cluster_rank", "run_host", "run_rank",
+    "SlurmJob", "become_ranks", "joined_ranks", "meeting_in_file", "prepare_cluster_run",
+    "rank_process", "run_cluster_rank", "run_host", "run_rank",
 ]  # fmt: skip

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from windlass.child_processes import ChildProcesses, module_command
 from windlass.distributed.elastic import replan_for_devices
 from windlass.distributed.launch_script import ranks_by_host
-from windlass.distributed.rank_main import journal_steps
+from windlass.distributed.rank_main import joined_ranks, journal_steps, rank_process
 from windlass.errors import (
     PlanError,
     RecordError,
@@ -23,7 +23,7 @@ from windlass.errors import (
 from windlass.jobs import Planned, load
 from windlass.program import lower, mesh_coord
 from windlass.schema import CHECKPOINT_FOLDER, LAUNCH_FILE, LAUNCH_SECRET_FILE, Step
-from windlass.torch_ext import device_for, set_deterministic_libraries
+from windlass.torch_ext import device_for
 from windlass.training import (
     LoopHooks,
     Run,
@@ -296,34 +296,18 @@ def run_cluster_rank(folder: Path, cluster_rank: ClusterRank) -> Iterator[Iterat
         RecordError: the run has finished, or another process holds its folder.
         WindlassError: any other error; the message names the rank and its instruction.
     """
-    from windlass.runtime import (
-        RANKS_FOLDER,
-        HeartbeatWriter,
-        ParentProcess,
-        destroy_process_group,
-        flight_record_file,
-        heartbeat_file,
-        init_process_group,
-        is_peer_lost,
-        write_report,
-    )
+    from windlass.runtime import is_peer_lost
 
-    ranks_folder, rank = folder / RANKS_FOLDER, cluster_rank.rank
-    parent = ParentProcess(flight_record_file(ranks_folder, rank))
-    planned = planned_from_record(load(folder))
-    heartbeat = HeartbeatWriter(heartbeat_file(ranks_folder, rank))
-    hooks = LoopHooks(stop=parent.stop_requested, heartbeat=heartbeat.slots)
+    rank, local_rank = cluster_rank.rank, cluster_rank.local_rank
     try:
-        rendezvous = _rendezvous(folder, cluster_rank, planned.plan.parallel.devices)
-        if planned.plan.deterministic:
-            set_deterministic_libraries()
-        kind = planned.machine.device.kind
-        device = device_for(f"{kind}:{rendezvous.local_rank}")
-        init_process_group(rendezvous, device)
-        yield _steps(folder, planned, rank, device, hooks)
-        destroy_process_group()
+        with rank_process(folder, rank, local_rank) as process:
+            world_size = process.planned.plan.parallel.devices
+            with joined_ranks(process, _rendezvous(folder, cluster_rank, world_size)):
+                hooks = LoopHooks(
+                    stop=process.parent.stop_requested, heartbeat=process.heartbeat.slots
+                )
+                yield _steps(folder, process.planned, rank, process.device, hooks)
     except Exception as error:
-        write_report(ranks_folder, rank, error)
         if is_peer_lost(error):
             why = str(error).partition("\n")[0]
             raise RunBroken(f"another rank is gone ({why})") from None

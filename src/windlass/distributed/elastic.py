@@ -1,7 +1,8 @@
 """Elastic training: a run continues on the devices that there are, of one host or of several."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import product
 from math import gcd
 from pathlib import Path
 
@@ -44,10 +45,11 @@ class ElasticRecovery:
             return self._resumed((), f"rank {lost.rank} is restarted", progress)
         self._failures.clear()  # with fewer devices, ranks have other numbers
         planned = planned_from_record(load(self._folder))
-        parallelism = shrink_parallelism(planned.plan.parallel, planned.request)
+        before = planned.plan.parallel
+        parallelism = fit_parallelism(before, planned.request, range(before.devices - 1, 0, -1))
         if parallelism is None:
             raise lost
-        change = f"{parallelism.devices} of {planned.plan.parallel.devices} devices are left"
+        change = f"{parallelism.devices} of {before.devices} devices are left"
         return self._resumed(parallelism_overrides(planned, parallelism), change, progress)
 
     def _resumed(self, overrides: tuple[str, ...], change: str, progress: Progress | None) -> Run:
@@ -55,25 +57,6 @@ class ElasticRecovery:
         detail = f" ({', '.join(overrides)})" if overrides else ""
         run.notes = (f"{change}{detail}; continues after step {run.done}", *run.notes)
         return run
-
-
-def shrink_parallelism(parallelism: Parallelism, request: ResolvedRequest) -> Parallelism | None:
-    """The degrees for one device less, as many devices as can be used; None if there are none.
-
-    The data-parallel degree shrinks to the largest that divides the batch; with a single replica,
-    the pipeline loses a stage.
-
-    Args:
-        parallelism: the degrees before the loss.
-        request: its global batch stays what it is.
-    """
-    micro_batches = request.train.batch // (request.batch.micro or 1)
-    for data in range(parallelism.data - 1, 0, -1):
-        if micro_batches % data == 0:
-            return parallelism.model_copy(update={"data": data})
-    if parallelism.pipeline > 1:
-        return parallelism.model_copy(update={"pipeline": parallelism.pipeline - 1})
-    return None
 
 
 def replan_for_devices(folder: Path, planned: Planned, devices: int) -> Planned:
@@ -88,7 +71,7 @@ def replan_for_devices(folder: Path, planned: Planned, devices: int) -> Planned:
         PlanError: no plan for so many devices trains the same model with the same batch.
         WindlassError: why the run cannot be planned anew.
     """
-    parallelism = fit_parallelism(planned.plan.parallel, planned.request, devices)
+    parallelism = fit_parallelism(planned.plan.parallel, planned.request, (devices,))
     if parallelism is None:
         before, batch = planned.plan.parallel.devices, planned.request.train.batch
         raise PlanError(
@@ -101,19 +84,19 @@ def replan_for_devices(folder: Path, planned: Planned, devices: int) -> Planned:
 
 
 def fit_parallelism(
-    parallelism: Parallelism, request: ResolvedRequest, devices: int
+    parallelism: Parallelism, request: ResolvedRequest, counts: Iterable[int]
 ) -> Parallelism | None:
-    """The degrees for exactly so many devices, with as many stages as can stay; None without any.
+    """Degrees for other numbers of devices, with as many stages as can stay; None without any.
 
     Args:
         parallelism: the degrees before.
-        request: its global batch stays what it is.
-        devices: how many there are now.
+        request: its global batch stays what it is, of which replicas take equal shares.
+        counts: numbers of devices, the preferred one first.
     """
     micro_batches = request.train.batch // (request.batch.micro or 1)
-    for pipeline in range(parallelism.pipeline, 0, -1):
-        other = pipeline * int(parallelism.tensor) * (parallelism.context or 1)
-        data, left = divmod(devices, other)
+    of_stage = int(parallelism.tensor) * (parallelism.context or 1)
+    for pipeline, devices in product(range(parallelism.pipeline, 0, -1), tuple(counts)):
+        data, left = divmod(devices, pipeline * of_stage)
         if data and not left and micro_batches % data == 0:
             return parallelism.model_copy(update={"pipeline": pipeline, "data": data})
     return None

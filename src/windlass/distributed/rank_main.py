@@ -16,7 +16,7 @@ from windlass.tracking import SystemMonitor, append_step, rank_journal
 from windlass.training import Instrumentation, LoopHooks, planned_from_record, train_rank
 
 if TYPE_CHECKING:
-    from windlass.runtime import HeartbeatWriter, ParentProcess
+    from windlass.runtime import HeartbeatWriter, ParentProcess, Rendezvous
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,14 +56,14 @@ def run_rank(
     Raises:
         WindlassError: what went wrong.
     """
-    with rank_process(folder, rank) as process:
+    with rank_process(folder, rank, rank) as process:
         hooks = LoopHooks(
             stop=process.parent.stop_requested,
             heartbeat=process.heartbeat.slots,
             instrumentation=instrumentation,
         )
         steps = train_rank(process.planned, rank, folder, checkpoint, process.device, hooks)
-        with joined_ranks(process, store, rank, attempt):
+        with joined_ranks(process, meeting_in_file(process, store, rank, attempt)):
             if rank == 0:
                 yield _recorded(steps, process.parent)
             else:
@@ -71,8 +71,12 @@ def run_rank(
 
 
 @contextmanager
-def rank_process(folder: Path, rank: int) -> Iterator[RankProcess]:
-    """This process as a rank; an error is also reported in the run folder."""
+def rank_process(folder: Path, rank: int, local_rank: int) -> Iterator[RankProcess]:
+    """This process as a rank; an error is also reported in the run folder.
+
+    Args:
+        local_rank: its index among the ranks of its host.
+    """
     from windlass.runtime import (
         RANKS_FOLDER,
         HeartbeatWriter,
@@ -86,26 +90,37 @@ def rank_process(folder: Path, rank: int) -> Iterator[RankProcess]:
     try:
         planned = planned_from_record(load(folder))
         heartbeat = HeartbeatWriter(heartbeat_file(folder / RANKS_FOLDER, rank))
-        device = device_for(f"{planned.machine.device.kind}:{rank}")
+        device = device_for(f"{planned.machine.device.kind}:{local_rank}")
         yield RankProcess(planned=planned, parent=parent, device=device, heartbeat=heartbeat)
     except Exception as error:
         write_report(folder / RANKS_FOLDER, rank, error)
         raise
 
 
-@contextmanager
-def joined_ranks(process: RankProcess, store: Path, rank: int, attempt: int) -> Iterator[None]:
-    """All ranks of this host as one group, until the context ends without an error.
+def meeting_in_file(process: RankProcess, store: Path, rank: int, attempt: int) -> "Rendezvous":
+    """Where the ranks of one host meet.
 
     Args:
-        store: file of the store where the ranks meet.
+        store: file of the store.
     """
-    from windlass.runtime import Rendezvous, destroy_process_group, init_process_group
+    from windlass.runtime import Rendezvous
 
-    plan = process.planned.plan
-    if plan.deterministic:
+    devices = process.planned.plan.parallel.devices
+    return Rendezvous(store, f"attempt {attempt}", rank, rank, devices)
+
+
+@contextmanager
+def joined_ranks(process: RankProcess, rendezvous: "Rendezvous") -> Iterator[None]:
+    """All ranks as one group, until the context ends without an error.
+
+    Args:
+        process: this rank's.
+        rendezvous: where it meets the others.
+    """
+    from windlass.runtime import destroy_process_group, init_process_group
+
+    if process.planned.plan.deterministic:
         set_deterministic_libraries()
-    rendezvous = Rendezvous(store, f"attempt {attempt}", rank, rank, plan.parallel.devices)
     init_process_group(rendezvous, process.device)
     yield
     destroy_process_group()

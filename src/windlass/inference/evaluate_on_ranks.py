@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from windlass.atomic_files import atomic_write, scratch_folder
-from windlass.distributed import joined_ranks, rank_process
+from windlass.distributed import joined_ranks, meeting_in_file, rank_process
 from windlass.errors import RequestError, RunBroken
 from windlass.jobs import NO_OBJECTS, Planned, Progress, plan_request
 from windlass.program import lower
@@ -170,7 +170,7 @@ def score_rank(
     from windlass.torch_ext import install_allocator
 
     install_allocator()
-    with rank_process(folder, rank) as process:
+    with rank_process(folder, rank, rank) as process:
         planned = process.planned
         pairs = json.loads((folder / _CHOICES_FILE).read_text("utf-8"))
         choices = [EncodedChoice(tuple(context), tuple(tokens)) for context, tokens in pairs]
@@ -188,5 +188,5 @@ def score_rank(
         def count_batch() -> None:
             slots[2] += 1
 
-        with joined_ranks(process, store, rank, attempt):
+        with joined_ranks(process, meeting_in_file(process, store, rank, attempt)):
             return score_on_rank(context, open_checkpoint(checkpoint), choices, count_batch)

@@ -53,7 +53,7 @@ class RankParts:
         self.dist: DistContext = self._groups or SingleProcess()
         self._queue = transfer_queue_for(plan, device)
         """Carries transfers between tiers; None if the plan has none."""
-        self._templates = _templates_for(context, self._groups)
+        self._templates = rank_templates(context, self.dist)
         self.checkpoints = RunCheckpoints(
             context, batches.batch, self._templates, save_layer=self._save_layer,
             rank=self.dist.rank, world_size=self.dist.world_size,
@@ -92,8 +92,8 @@ class RankParts:
     def _evaluations(self, context: RankContext, batches: TrainingBatches) -> Evaluations:
         passes = RankPasses(
             context=context, store=self._store, templates=self._templates,
-            whole_templates=self._whole_templates(context), dist=self.dist, p2p=self._p2p,
-            on_progress=self._count_other_work,
+            whole_templates=whole_templates(context, self.dist, self._templates), dist=self.dist,
+            p2p=self._p2p, on_progress=self._count_other_work,
         )  # fmt: skip
         return Evaluations(
             passes=passes,
@@ -101,12 +101,6 @@ class RankParts:
             averaging=averaging_of(context.settings),
             no_grad_layers=self._compute.no_grad_layers,
         )
-
-    def _whole_templates(self, context: RankContext) -> tuple[LayerTemplate, ...]:
-        """Templates that take whole sequences."""
-        if context.plan.parallel.context is None:
-            return self._templates
-        return _templates_for(context, self._groups, whole=True)
 
     def _connect_interpreter(
         self,
@@ -229,24 +223,33 @@ class RankParts:
             self.heartbeat[OTHER_WORK_SLOT] += 1
 
 
-def _templates_for(
-    context: RankContext, groups: ProcessGroups | None, *, whole: bool = False
+def rank_templates(
+    context: RankContext, ranks: DistContext, *, whole: bool = False
 ) -> tuple[LayerTemplate, ...]:
-    """The template of each layer, as the plan computes it on this rank.
+    """The template of each layer, as the plan computes it on a rank.
 
     Args:
+        context: what the rank runs.
+        ranks: its place among all.
         whole: whether templates take whole sequences, even if ranks divide those of training.
     """
     plan = context.plan
     return layer_templates(
         context.stack,
         compiled=plan.compile and not whole,
-        tp_rank=groups.tensor_parallel if groups else None,
-        experts=groups.experts if groups else None,
-        context=groups.context if groups and not whole else None,
+        tp_rank=ranks.tensor_parallel,
+        experts=ranks.experts,
+        context=None if whole else ranks.context,
         sequence=plan.batch.sequence,
         loss=plan.loss,
         attention=plan.attention,
         z_loss=context.settings.z_loss or 0.0,
         float8=plan.multiplies_float8,
     )
+
+
+def whole_templates(
+    context: RankContext, ranks: DistContext, own: tuple[LayerTemplate, ...]
+) -> tuple[LayerTemplate, ...]:
+    """Templates that take whole sequences: a rank's own, unless ranks divide those of training."""
+    return own if ranks.context.degree == 1 else rank_templates(context, ranks, whole=True)

@@ -147,18 +147,50 @@ class StepOutcome:
         return [norm for layer, own in enumerate(norms) for norm in offloaded.get(layer, own)]
 
     def _reduce(self, state: StepState, totals: Tensor) -> None:
-        """Sums loss, norm and requests to stop over all ranks; the host waits for all at once."""
-        square, loss, all_finite, *counts = self._experts.beside(totals).cpu().tolist()
-        if not all_finite:
-            self._broken.require_finite_losses(state.losses)
-        # All tensor-parallel ranks have the same loss, and one copy of each shard counts.
-        own_loss = 0.0 if self._dist.coord.tensor_rank else loss
-        stop = self._dist.world_size > 1 and self._stop()
-        own_square = square if self._store.counts_in_norm else 0.0
-        local = (own_square, own_loss, float(stop), *counts)
-        total, self._loss, stops, *loads = self._dist.all_reduce_sum(local)
-        self._experts.end_step(loads)
-        self._norm, self.should_stop = math.sqrt(total) / self.scale, stops > 0
+        """Sums loss, norm and requests to stop over all ranks."""
+        norm, self._loss, self.should_stop = reduce_outcome(
+            totals, state.losses, self._broken, self._experts, self._dist,
+            stop=self._dist.world_size > 1 and self._stop(),
+            is_first_copy=self._store.counts_in_norm,
+        )  # fmt: skip
+        self._norm = norm / self.scale
+
+
+def reduce_outcome(
+    totals: Tensor,
+    losses: Mapping[int, Tensor],
+    broken: "BrokenStep",
+    experts: ExpertLoad,
+    ranks: DistContext,
+    *,
+    stop: bool,
+    is_first_copy: bool = True,
+) -> tuple[float, float, bool]:
+    """Gradient norm and loss over all ranks, and whether any asks to stop.
+
+    The host waits for the device, and for all other ranks, at once.
+
+    Args:
+        totals: those of a step on this rank; see `StepState`.
+        losses: of its micro-batches.
+        broken: says which loss is not finite.
+        experts: their load is summed, too.
+        ranks: all ranks.
+        stop: whether this rank asks to stop.
+        is_first_copy: whether its gradients count: another rank may have the same.
+
+    Raises:
+        RunBroken: a loss of this rank is not finite.
+    """
+    square, loss, all_finite, *counts = experts.beside(totals).cpu().tolist()
+    if not all_finite:
+        broken.require_finite_losses(losses)
+    # All tensor-parallel ranks have the same loss.
+    own_loss = 0.0 if ranks.coord.tensor_rank else loss
+    local = (square if is_first_copy else 0.0, own_loss, float(stop), *counts)
+    total, whole_loss, stops, *loads = ranks.all_reduce_sum(local)
+    experts.end_step(loads)
+    return math.sqrt(total), whole_loss, stops > 0
 
 
 _NAMED_DOCUMENTS = 8

@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given, strategies as st
 
-from windlass.distributed.elastic import fit_parallelism, shrink_parallelism
+from windlass.distributed.elastic import fit_parallelism
 from windlass.schema.plan import Parallelism
 from windlass.schema.request import ResolvedRequest
 
@@ -14,13 +14,18 @@ def request(batch: int, micro: int | None = None) -> ResolvedRequest:
     return ResolvedRequest.model_validate(sizes)
 
 
+def with_less(parallelism: Parallelism, asked: ResolvedRequest) -> Parallelism | None:
+    """The degrees when one device at least is lost."""
+    return fit_parallelism(parallelism, asked, range(parallelism.devices - 1, 0, -1))
+
+
 @given(
     st.builds(Parallelism, pipeline=st.integers(1, 4), data=st.integers(1, 8)), st.integers(1, 64)
 )
 def test_the_data_parallel_degree_shrinks_to_the_largest_that_divides_the_batch(
     parallelism: Parallelism, batch: int
 ):
-    smaller = shrink_parallelism(parallelism, request(batch))
+    smaller = with_less(parallelism, request(batch))
     if parallelism.data > 1:
         degrees = [data for data in range(1, parallelism.data) if batch % data == 0]
         assert smaller == parallelism.model_copy(update={"data": max(degrees)})
@@ -32,7 +37,7 @@ def test_the_data_parallel_degree_shrinks_to_the_largest_that_divides_the_batch(
 
 @pytest.mark.parametrize(("micro", "left"), [(None, 3), (2, 3), (6, 2), (12, 1)])
 def test_requested_micro_batches_stay_whole(micro: int | None, left: int):
-    smaller = shrink_parallelism(Parallelism(data=4), request(12, micro))
+    smaller = with_less(Parallelism(data=4), request(12, micro))
     assert smaller is not None
     assert smaller.data == left
 
@@ -52,4 +57,4 @@ def test_requested_micro_batches_stay_whole(micro: int | None, left: int):
 def test_every_device_that_is_there_takes_an_equal_share_of_the_same_batch(
     before: Parallelism, devices: int, after: Parallelism | None
 ):
-    assert fit_parallelism(before, request(12), devices) == after
+    assert fit_parallelism(before, request(12), (devices,)) == after

@@ -74,7 +74,9 @@ MUTANTS = {
         "engine", "self.dist.coord.data_rank, self.dist.context)", "0, self.dist.context)", REPLICAS
     ),
     "each tensor-parallel rank counts the loss": Mutant(
-        "engine", "0.0 if self.dist.coord.tensor_rank else loss", "loss", TENSOR
+        "engine", "totals, losses, self._broken, self.experts, self.dist, stop",
+        "totals * totals.new_tensor((1, self.dist.tensor_parallel.degree, 1)), losses, "
+        "self._broken, self.experts, self.dist, stop", TENSOR
     ),
     "dropout forgets the micro-batch": Mutant(
         "step_data", "inputs.sample_keys(micro)", "inputs.sample_keys(0)", STAGES
@@ -83,8 +85,9 @@ MUTANTS = {
         "step_data", "layer=self._keys[index]", "layer=self._keys[1]", STAGES
     ),
     "a rank's part of a weight is its neighbour's": Mutant(
-        "weights", "layer_sharding(stack, index), self._ranks.tensor_rank()",
-        "layer_sharding(stack, index), self._ranks.tensor_rank(0)", TENSOR,
+        "weights", "layer_sharding(stack, index), self._ranks.tensor_parallel",
+        "layer_sharding(stack, index), "
+        "type(self._ranks.tensor_parallel)(degree=self._ranks.tensor_parallel.degree)", TENSOR,
     ),
 }  # fmt: skip
 """Mutants of a run from its start."""

@@ -36,7 +36,9 @@ from windlass.runtime import (
     StepState,
     TimelineRecorder,
     TransferStats,
-    stack_templates,
+    rank_templates,
+    reduce_outcome,
+    whole_templates,
 )
 
 
@@ -76,7 +78,8 @@ class TorchEngine:
         self._compile_heartbeat: CompileHeartbeat | None = None
         if heartbeat is not None and plan.compile:
             self._compile_heartbeat = CompileHeartbeat(heartbeat)
-        self._templates = _templates(context, self.dist)
+        self._templates = rank_templates(context, self.dist)
+        _require_dense_gradients(self._templates)
         inputs = StepInputs(context, batches, self.dist.coord.data_rank, self.dist.context)
         self._data = StepData(context, inputs, heartbeat)
         self._stage = StageWeights(context, self.dist, self._templates, self._data)
@@ -110,20 +113,14 @@ class TorchEngine:
         messages = StageMessages(self._context, self.dist, self._templates) if several else None
         passes = RankPasses(
             context=self._context, store=weights, templates=self._templates,
-            whole_templates=self._whole_templates(), dist=self.dist, p2p=messages,
-            on_progress=self._count_other_work,
+            whole_templates=whole_templates(self._context, self.dist, self._templates),
+            dist=self.dist, p2p=messages, on_progress=self._count_other_work,
         )  # fmt: skip
         every_layer = frozenset(range(len(self._templates)))
         return Evaluations(
             passes=passes, batches=batches, averaging=None,
             no_grad_layers=frozenset() if self._context.plan.compile else every_layer,
         )  # fmt: skip
-
-    def _whole_templates(self) -> tuple[LayerTemplate, ...]:
-        """Templates that take whole sequences."""
-        if self.dist.context.degree == 1:
-            return self._templates
-        return _templates(self._context, self.dist, whole=True)
 
     @property
     def batch(self) -> int:
@@ -164,20 +161,16 @@ class TorchEngine:
         }  # fmt: skip
 
     def _reduce_outcome(self) -> None:
-        """Sums loss, norm and requests to stop over all ranks; the host waits for all at once."""
-        losses = self._data.losses
-        state = StepState(losses=losses)
-        totals = state.totals(self._optimizer.norms(), self._data.inputs.wide_weights)
-        square, loss, all_finite, *counts = self.experts.beside(totals).cpu().tolist()
-        if not all_finite:
-            self._broken.require_finite_losses(losses)
-        own_loss = 0.0 if self.dist.coord.tensor_rank else loss
-        local = (square, own_loss, float(self._stop()), *counts)
-        total, self.outcome.loss, stops, *loads = self.dist.all_reduce_sum(local)
-        if not math.isfinite(total):
+        """Sums loss, norm and requests to stop over all ranks."""
+        losses, outcome = self._data.losses, self.outcome
+        totals = StepState(losses=losses).totals(
+            self._optimizer.norms(), self._data.inputs.wide_weights
+        )
+        outcome.gradient_norm, outcome.loss, outcome.should_stop = reduce_outcome(
+            totals, losses, self._broken, self.experts, self.dist, stop=self._stop()
+        )
+        if not math.isfinite(outcome.gradient_norm):
             raise self._gradient_error()
-        self.experts.end_step(loads)
-        self.outcome.gradient_norm, self.outcome.should_stop = math.sqrt(total), stops > 0
 
     def _gradient_error(self) -> RunBroken:
         names = self._optimizer.broken_weights()
@@ -221,29 +214,9 @@ class TorchEngine:
             self.heartbeat[OTHER_WORK_SLOT] += 1
 
 
-def _templates(
-    context: RankContext, ranks: MeshRank, *, whole: bool = False
-) -> tuple[LayerTemplate, ...]:
-    """Each layer as a function of this tensor-parallel rank's weights.
-
-    Args:
-        context: what this rank runs.
-        ranks: its place in the mesh.
-        whole: whether they take whole sequences, even if ranks divide those of training.
-    """
-    plan = context.plan
-    templates = stack_templates(
-        context.stack,
-        compiled=plan.compile and not whole,
-        tp_rank=ranks.tensor_rank(),
-        context=None if whole or ranks.context.degree == 1 else ranks.context,
-        sequence=plan.batch.sequence,
-        loss=plan.loss,
-        attention=plan.attention,
-        z_loss=context.settings.z_loss or 0.0,
-    )
+def _require_dense_gradients(templates: Sequence[LayerTemplate]) -> None:
+    """Lets embeddings return whole gradients, the only ones that FSDP reduces."""
     for template in templates:
         for module in template.module.modules():
             if isinstance(module, nn.Embedding):
-                module.sparse = False  # FSDP reduces dense gradients alone
-    return templates
+                module.sparse = False

@@ -2,12 +2,11 @@
 
 from collections.abc import Sequence
 
-import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from windlass.models import ContextParallelRank, TensorParallelRank
-from windlass.program import mesh_coord
+from windlass.models import ContextParallelRank, ExpertParallelRank, TensorParallelRank
+from windlass.runtime import OneOfRanks
 from windlass.schema import Plan
 from windlass.torch_ext import Device
 
@@ -30,19 +29,13 @@ def device_mesh(plan: Plan, device: Device) -> DeviceMesh:
     return init_device_mesh(device.torch_device.type, shape, mesh_dim_names=AXES)
 
 
-class MeshRank:
-    """One rank of the mesh. All ranks create theirs at once, after initialization.
+class MeshRank(OneOfRanks):
+    """One rank of the mesh. All ranks create theirs at once, after initialization."""
 
-    Args:
-        plan: a plan for any number of devices.
-        rank: rank of this process.
-        device: the device that holds its tensors.
-    """
+    experts = ExpertParallelRank()
 
     def __init__(self, plan: Plan, rank: int, device: Device) -> None:
-        self.rank, self.world_size = rank, plan.parallel.devices
-        self.coord = mesh_coord(rank, plan.parallel)
-        self._plan, self._device = plan, device
+        super().__init__(plan, rank, device)
         self.mesh = device_mesh(plan, device)
         replicas = self.mesh["dp_replicate"].size()
         self.data_mesh = (
@@ -57,7 +50,12 @@ class MeshRank:
         self.stage_group = self.mesh.get_group("pp")
         self.tensor_group = self.mesh.get_group("tp")
         self.context = self._context_rank(plan.parallel.context or 1)
-        """Which tokens of each sequence are this rank's."""
+        self.tensor_parallel = TensorParallelRank(
+            degree=int(plan.parallel.tensor),
+            index=self.coord.tensor_rank,
+            group_name=self.tensor_group.group_name,
+            column_group_name=self.tensor_group.group_name,
+        )
 
     def _context_rank(self, degree: int) -> ContextParallelRank:
         if degree == 1:
@@ -66,15 +64,6 @@ class MeshRank:
         first = self.rank - index * tensor
         group = self._group([first + place * tensor for place in range(degree)])
         return ContextParallelRank(degree=degree, index=index, group_name=group.group_name)
-
-    def tensor_rank(self, index: int | None = None) -> TensorParallelRank:
-        """A tensor-parallel rank of this stage and replica, by default this one."""
-        return TensorParallelRank(
-            degree=int(self._plan.parallel.tensor),
-            index=self.coord.tensor_rank if index is None else index,
-            group_name=self.tensor_group.group_name,
-            column_group_name=self.tensor_group.group_name,
-        )
 
     def rank_of_stage(self, stage: int) -> int:
         """The global rank with this one's place in another stage."""
@@ -89,17 +78,3 @@ class MeshRank:
         if not isinstance(group, dist.ProcessGroup):
             raise TypeError(f"rank {self.rank} is none of {ranks}")
         return group
-
-    def all_reduce_sum(self, values: Sequence[float]) -> list[float]:
-        """The sum of each value over all ranks, in float64."""
-        return self._all_reduce(values, dist.ReduceOp.SUM)
-
-    def all_reduce_max(self, value: float) -> float:
-        """The largest value over all ranks."""
-        return self._all_reduce((value,), dist.ReduceOp.MAX)[0]
-
-    def _all_reduce(self, values: Sequence[float], op: dist.ReduceOp.RedOpType) -> list[float]:
-        tensor = self._device.to_device(torch.tensor(values, dtype=torch.float64))
-        dist.all_reduce(tensor, op)
-        result: list[float] = tensor.cpu().tolist()
-        return result

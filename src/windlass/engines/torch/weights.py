@@ -97,7 +97,7 @@ class StageWeights:
         name, template = stack.names[index], self._templates[index]
         device = str(context.device.torch_device)
         layer = materialize_layer(stack, index, seed=context.seed, device=device)
-        shards = param_shards(layer, layer_sharding(stack, index), self._ranks.tensor_rank())
+        shards = param_shards(layer, layer_sharding(stack, index), self._ranks.tensor_parallel)
         weights: dict[str, nn.Parameter] = {}
         for inner in template.parameters:
             full = f"{name}.{inner}"

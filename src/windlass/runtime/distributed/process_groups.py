@@ -49,7 +49,12 @@ class DistContext(Protocol):
 
     rank: int
     coord: MeshCoord
+    tensor_parallel: TensorParallelRank
+    """This rank's part of the tensor parallelism."""
+    experts: ExpertParallelRank
+    """This rank's part of the expert parallelism."""
     context: ContextParallelRank
+    """This rank's part of the context parallelism."""
     world_size: int
 
     def all_reduce_sum(self, values: Sequence[float]) -> list[float]:
@@ -78,15 +83,42 @@ class SingleProcess:
         return value
 
 
-class ProcessGroups:
+class OneOfRanks:
+    """One rank of several, and what all of them sum.
+
+    Args:
+        plan: a plan for any number of devices.
+        rank: rank of this process.
+        device: the device that holds its tensors.
+    """
+
+    def __init__(self, plan: Plan, rank: int, device: Device) -> None:
+        self.rank, self.world_size = rank, plan.parallel.devices
+        self.coord = mesh_coord(rank, plan.parallel)
+        self._plan, self._device = plan, device
+
+    def all_reduce_sum(self, values: Sequence[float]) -> list[float]:
+        """The sum of each value over all ranks, in float64."""
+        return self._all_reduce(values, dist.ReduceOp.SUM)
+
+    def all_reduce_max(self, value: float) -> float:
+        """The largest value over all ranks."""
+        return self._all_reduce((value,), dist.ReduceOp.MAX)[0]
+
+    def _all_reduce(self, values: Sequence[float], op: dist.ReduceOp.RedOpType) -> list[float]:
+        tensor = self._device.to_device(torch.tensor(values, dtype=torch.float64))
+        dist.all_reduce(tensor, op)
+        result: list[float] = tensor.cpu().tolist()
+        return result
+
+
+class ProcessGroups(OneOfRanks):
     """One rank of several, and its groups. All ranks create theirs at once."""
 
     def __init__(self, plan: Plan, graph: Graph, rank: int, device: Device) -> None:
-        self.rank, self.world_size = rank, plan.parallel.devices
-        self.coord = mesh_coord(rank, plan.parallel)
+        super().__init__(plan, rank, device)
         self.graph = graph
         """The graph that the plan divides."""
-        self._plan, self._device = plan, device
         self._peers = PeerMap(plan, graph)
         self._groups = Communicators(plan, graph, rank, device)
         tensor_groups = {axis: self._groups.of_collective(axis) for axis in TENSOR_AXES}
@@ -99,21 +131,18 @@ class ProcessGroups:
             column_group_name=names["tokens"],
             row_group_name=names["features"],
         )
-        """This rank's part of the tensor parallelism."""
         exchange = self._groups.of_collective("experts")
         self.experts = ExpertParallelRank(
             degree=plan.parallel.expert_degree,
             index=self.coord.data_rank % plan.parallel.expert_degree,
             group_name=exchange.group_name if exchange else "",
         )
-        """This rank's part of the expert parallelism."""
         gathering = self._groups.of_collective("context")
         self.context = ContextParallelRank(
             degree=plan.parallel.context or 1,
             index=self.coord.data_rank % (plan.parallel.context or 1),
             group_name=gathering.group_name if gathering else "",
         )
-        """This rank's part of the context parallelism."""
         self._reduce_stream = device.new_stream()
         self._scattering: PendingCollective | None = None
         """The reduce-scatter that was started last; it holds its full gradient until its end."""
@@ -229,15 +258,7 @@ class ProcessGroups:
             work.wait()
         self._pending_sends.clear()
 
-    # Reductions over all ranks.
-
-    def all_reduce_sum(self, values: Sequence[float]) -> list[float]:
-        """The sum of each value over all ranks, in float64."""
-        return self._all_reduce(values, dist.ReduceOp.SUM)
-
-    def all_reduce_max(self, value: float) -> float:
-        """The largest value over all ranks."""
-        return self._all_reduce((value,), dist.ReduceOp.MAX)[0]
+    # Reductions.
 
     def sum_over_stage(self, tensor: Tensor) -> None:
         """Sums a tensor in place over all ranks that compute the same layers."""
@@ -260,12 +281,6 @@ class ProcessGroups:
         self.sum_over_tensor_parallel(tensor)
         if self._groups.size("scatter") > 1:
             dist.all_reduce(tensor, group=self._groups.of_collective("scatter"))
-
-    def _all_reduce(self, values: Sequence[float], op: dist.ReduceOp.RedOpType) -> list[float]:
-        tensor = self._device.to_device(torch.tensor(values, dtype=torch.float64))
-        dist.all_reduce(tensor, op)
-        result: list[float] = tensor.cpu().tolist()
-        return result
 
 
 class PendingCollective:

@@ -46,7 +46,8 @@ def validate(
     if tables:
         if (count, seed, stack) != (None, None, None):
             raise RequestError(
-                f"`--random`, `--seed` and `--stack` draw plans to run {api.HERE}; leave them out with tables"
+                f"`--random`, `--seed` and `--stack` draw plans to run {api.HERE}; "
+                "leave them out with tables"
             )
         wrong = [name for name in tables if not name.lower().endswith(".csv")]
         if wrong:
