@@ -56,6 +56,7 @@ def words(case: Case, steps: int, stack: str) -> list[str]:
         f"train.steps={steps}", f"train.save_every={steps}", "train.evaluate_sequences=0",
         "precision=float32", "recompute=none", f"compile={str(case.compiled).lower()}",
         "model.dropout=0", f"model.heads={HEADS}", "machine=here",
+        *(["parallel.schedule=1f1b"] if case.name == "stages" else ()),
         *(["sharding.reshard=true"] if (case.name, stack) == ("shards", "torch") else ()),
     ]  # fmt: skip
 

@@ -121,9 +121,14 @@ class StageWeights:
         return nn.Parameter(part, requires_grad=full.requires_grad)
 
     def _shard(self, chunk: Chunk) -> None:
-        """Shards a chunk layer by layer; layers that share weights are a group with the chunk."""
+        """Shards a chunk layer by layer; layers that share weights are a group with the chunk.
+
+        What is neither sharded nor summed nor cast stays as it is.
+        """
         plan, mesh = self._context.plan, self._ranks.data_mesh
         working, wide = DTYPES[plan.precision], master_dtype(plan.precision)
+        if mesh.size() == 1 and working == wide:
+            return
         policy = MixedPrecisionPolicy(cast_forward_inputs=False)
         if working != wide:
             policy = MixedPrecisionPolicy(
