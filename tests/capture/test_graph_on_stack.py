@@ -5,7 +5,12 @@ from dataclasses import replace
 import pytest
 
 from windlass.capture import stack_graph
-from windlass.models import TransformerConfig, model_config, published_parameter_count
+from windlass.models import (
+    TransformerConfig,
+    model_config,
+    published_active_parameters,
+    published_parameter_count,
+)
 from windlass.program import pass_ops
 from windlass.schema import LayerCost, Stack
 from windlass.stacks import load_stack
@@ -16,6 +21,8 @@ LLAMA, TITAN = model_config("llama3-8b"), load_stack("torchtitan")
 UNFUSED = Stack(name="test", about="", attention="unfused", dropout=True)
 PRINTED = 0.01
 """Papers print parameters to three digits; norms and biases are counted here too."""
+ROUNDED_ACTIVE = 0.04
+"""Active parameters are printed to two digits."""
 KORTHIKANTI = {
     "22B": ((6144, 64, 4, 8, 48), 59.25),
     "175B": ((12288, 96, 1, 8, 96), 66.84375 / (1 + 7 / 24)),
@@ -135,3 +142,30 @@ def test_torchs_recompute_ends_before_a_blocks_last_product():
 
     assert "narrow" not in repeated(TITAN)
     assert repeated(MEGATRON)[-2:] == ["narrow", "residual"]
+
+
+def test_a_model_with_experts_has_its_published_parameters_and_multiplies_the_active_ones():
+    config = model_config("qwen3-30b-a3b")
+    graph = stack_graph(config, load_stack("nemo"))
+    active = published_active_parameters("qwen3-30b-a3b")
+    assert active is not None
+
+    assert graph.parameter_count == pytest.approx(
+        published_parameter_count("qwen3-30b-a3b"), rel=PRINTED
+    )
+    tokens = 16  # scores of so few are below a hundredth
+    flop = graph.micro_batch_flop(1, tokens) / tokens
+    looked_up = config.vocabulary * config.width
+    assert flop == pytest.approx(6 * (active - looked_up), rel=ROUNDED_ACTIVE)
+
+
+def test_blocks_with_a_window_and_without_are_kinds_of_their_own():
+    config = replace(LLAMA, sliding_window=128, window_blocks=(True, False))
+    graph = stack_graph(config, TITAN)
+
+    assert [run.kind for run in graph.layer_runs[1:5]] == ["block", "block1", "block", "block1"]
+    seen, all_seen = (
+        next(op for op in graph.kinds[kind].costs[0].forward if op.kind == "attention")
+        for kind in ("block", "block1")
+    )
+    assert seen.flop.at(1, 8192) / all_seen.flop.at(1, 8192) == pytest.approx(2 * 128 / 8192)

@@ -10,9 +10,10 @@ from windlass.hardware.catalog import device_names
 SIZES = ("train.batch=8", "train.sequence=512", "batch.micro=8")
 HAVE_NO_BFLOAT16 = {"v100", "gc200", "bow"}
 HAVE_FLOAT8 = {"b200", "gb200", "h100", "h100-96gb", "h100-pcie", "h200", "l40s", "mi300x"} | {
-    "rtx-4090", "rtx-5090",
+    "rtx-4090", "rtx-5090", "b300", "gb300", "mi325x", "mi350x", "mi355x", "tpu7x", "trainium2",
 }  # fmt: skip
-HAVE_NO_FLOAT16 = {"tpu-v5p", "sn10-rdu", "sn30-rdu", "sn40l-rdu"}
+HAVE_FLOAT4 = {"b200", "gb200", "b300", "gb300"}
+HAVE_NO_FLOAT16 = {"tpu-v5p", "tpu-v6e", "tpu7x", "sn10-rdu", "sn30-rdu", "sn40l-rdu"}
 
 
 def names_without(precision: str) -> set[str]:
@@ -25,6 +26,7 @@ def test_each_device_of_the_catalogue_computes_in_what_it_has_and_in_nothing_els
     assert names_without("bfloat16") == HAVE_NO_BFLOAT16
     assert names_without("float16") == HAVE_NO_FLOAT16
     assert names_without("float8") == set(device_names()) - HAVE_FLOAT8
+    assert names_without("float4") == set(device_names()) - HAVE_FLOAT4
 
 
 @pytest.mark.parametrize("stack", ["windlass", "nemo", "fsdp", "deepspeed-zero3", "megatron-2021"])
@@ -47,6 +49,7 @@ def test_a_run_in_float16_takes_the_norm_of_its_gradients_where_nothing_is_clipp
         ("a100-80gb", ["precision=float8", "stack=nemo"], "choose bfloat16 or float16"),
         ("a100-80gb", ["precision=float8"], "`precision` = float8, but `a100-80gb` states no rate"),
         ("tpu-v5p", ["precision=float16"], "choose float32 or bfloat16"),
+        ("h100", ["precision=float4", "stack=nemo"], "choose bfloat16 or float16 or float8"),
         ("gc200", ["precision=bfloat16", "stack=popart"], "choose float16|has no computation in"),
     ],
 )

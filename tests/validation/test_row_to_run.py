@@ -8,8 +8,10 @@ import pytest
 
 from validation.made_tables import BERT, GPT, run_of, write_table
 from windlass.errors import InputErrors, RequestError
+from windlass.program import rank_kinds
 from windlass.validation.csv_table import COLUMNS, read_table
 from windlass.validation.predict_run import predict_run
+from windlass.validation.published_plan import published_plan
 from windlass.validation.published_run import PublishedRun
 from windlass.validation.row_to_run import SkippedRow, rows_to_runs
 
@@ -254,14 +256,17 @@ def test_nonsense_in_any_cell_changes_what_is_said_or_predicted(
 @pytest.mark.parametrize(
     ("cells", "reason"),
     [
-        ({"precision": "nvfp4"}, "'nvfp4' is no precision that stacks are priced in"),
+        ({"precision": "mxfp4"}, "'mxfp4' is no precision that stacks are priced in"),
         ({"precision": "fp32"}, "'fp32' is no precision"),
         ({"precision": "bf16 fp8"}, "'bf16 fp8' is no precision"),
-        ({"experts": "8"}, "a mixture of experts (`experts` = '8')"),
-        ({"expert_parallel": "4"}, "a mixture of experts (`expert_parallel` = '4')"),
-        ({"attention": "mla"}, "`attention` = 'mla' is computed by no stack's graph"),
+        ({"experts": "8"}, "`experts_per_token`, `expert_ffn` not published"),
+        (
+            {"experts": "8", "experts_per_token": "2", "expert_ffn": "96", "params": ""},
+            "a mixture of experts (`experts` = '8'), whose costs under `megatron-deepspeed`",
+        ),
+        ({"expert_parallel": "4"}, "`expert_parallel` = '4', but `experts` is not published"),
+        ({"attention": "linear"}, "`attention` = 'linear' is computed by no stack's graph"),
         ({"attention": "gqa", "kv_heads": ""}, "`kv_heads` not published"),
-        ({"head_dim": "128"}, "`head_dim` = 128, and width over heads is 96"),
         ({"lora_rank": "16"}, "no stack's graph has frozen weights"),
         ({"zero": "3 + CPU/NVMe offload"}, "no stack's costs have its offload"),
         ({"grad_accum": "2"}, "are 8 each, but `microbatch` = 4"),
@@ -283,6 +288,8 @@ def test_a_run_that_no_stack_computes_is_refused_by_the_name_of_what_it_has(
     ("cells", "assumption"),
     [
         ({"precision": "mxfp8"}, "mxfp8 priced as fp8 with a scale for each tensor"),
+        ({"attention": "mla"}, "latent attention of the widths of DeepSeek-V3 assumed"),
+        ({"head_dim": "128"}, "billion parameters, and `params` says"),
         ({"precision": ""}, "a 16-bit precision assumed"),
         (
             {"ffn": "", "vocab": "250000", "params": "4.93e9"},
@@ -305,3 +312,62 @@ def test_a_stated_inner_width_has_a_gate_only_if_the_parameters_say_so(tmp_path:
 
     assert (plain.shape.ffn_matrices, gated.shape.ffn_matrices) == (2, 3)
     assert "no gate in the feed-forward network, by its parameters" in plain.assumptions
+
+
+DEEPSEEK_V3 = {
+    "source": "Megatron-Bridge", "model": "deepseek-v3", "params": "671026404352", "layers": "61",
+    "hidden": "7168", "heads": "128", "kv_heads": "128", "seq": "4096", "vocab": "129280",
+    "ffn": "18432", "attention": "mla", "experts": "256", "experts_per_token": "8",
+    "expert_ffn": "2048", "shared_ffn": "2048", "dense_layers": "3", "expert_parallel": "64",
+    "global_batch": "8192", "microbatch": "1", "t": "2", "p": "8", "d": "64", "interleave": "4",
+    "sequence_parallel": "yes", "recompute": "selective", "zero": "1", "precision": "fp8",
+    "device": "H100-SXM5-80GB", "n_devices": "1024", "measured_step_s": "25.3",
+}  # fmt: skip
+"""DeepSeek-V3 as Megatron-Bridge trains it. Source of `params`: the published checkpoint, without
+the block that predicts a token further."""
+NORMS = 1e-3
+"""Share of the parameters in norms and biases, which a shape does not count."""
+
+
+def _deepseek(folder: Path, **cells: str) -> PublishedRun:
+    row = {**DEEPSEEK_V3, **cells}
+    more = tuple(name for name in row if name not in COLUMNS)
+    (run,) = rows_to_runs(read_table(write_table(folder / "a.csv", row, more=more)).rows)
+    assert isinstance(run, PublishedRun), run
+    return run
+
+
+def test_a_shape_with_experts_and_latent_attention_has_the_published_parameters(tmp_path: Path):
+    run = _deepseek(tmp_path)
+
+    assert run.shape.parameters == pytest.approx(float(DEEPSEEK_V3["params"]), rel=NORMS)
+    assert run.assumptions == ("latent attention of the widths of DeepSeek-V3 assumed",)
+    graph = published_plan(run, run.config).graph
+    assert graph.parameter_count == pytest.approx(run.shape.parameters, rel=NORMS)
+
+
+def test_experts_are_divided_over_tensor_parallel_ranks_before_replicas(tmp_path: Path):
+    run = _deepseek(tmp_path)
+
+    plan, graph = (published := published_plan(run, run.config)).plan, published.graph
+    assert plan.parallel.expert == 32
+    shapes = {each.name: each.shape for each in rank_kinds(plan, graph)["block1"].parameters}
+    assert shapes["experts.narrow.weight"] == (256 // 64, 7168, 2048)
+    assert shapes["shared.narrow.weight"] == (7168, 2048 // 2)
+
+
+def test_an_expert_parallel_degree_that_divides_no_experts_refuses_the_row(tmp_path: Path):
+    row = {**DEEPSEEK_V3, "expert_parallel": "48"}
+    more = tuple(name for name in row if name not in COLUMNS)
+    (skipped,) = rows_to_runs(read_table(write_table(tmp_path / "a.csv", row, more=more)).rows)
+
+    assert isinstance(skipped, SkippedRow)
+    assert "`expert_parallel` = 48 does not divide the 64 replicas" in skipped.reason
+
+
+def test_four_bits_are_faster_than_eight_where_a_device_has_them(tmp_path: Path):
+    eight, four = (
+        predict_run(_deepseek(tmp_path, device="B200-SXM-180GB", precision=word)).step_seconds
+        for word in ("fp8", "nvfp4")
+    )
+    assert four < eight

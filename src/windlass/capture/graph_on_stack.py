@@ -3,10 +3,11 @@
 Blocks are those of `stack_kernels`, whose letters and sources hold here too.
 """
 
-from collections.abc import Iterable, Iterator
-from itertools import chain
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain, groupby
 
-from windlass.capture.stack_kernels import ACTIVATION_BYTES, BlockKernels, kernel
+from windlass.capture.kernel import ACTIVATION_BYTES, kernel
+from windlass.capture.stack_kernels import BlockKernels
 from windlass.models import TransformerConfig
 from windlass.schema import (
     Collective,
@@ -24,7 +25,6 @@ from windlass.schema import (
     Stack,
 )
 
-_PRECISIONS: tuple[Precision, ...] = ("bfloat16", "float8")
 _MASKED_SHARE = 0.15
 """Share of positions that a masked model predicts. Source: Devlin et al. 2019, arXiv:1810.04805."""
 _LOGIT_BYTES: dict[Fusion, tuple[float, float]] = {
@@ -51,14 +51,17 @@ def stack_graph(
     """
     several = {degree for degree in degrees if degree > 1}
     share = predicted_share or (1.0 if config.causal else _MASKED_SHARE)
-    kinds = {degree: _kinds(config, stack, degree, share) for degree in {1, *several}}
+    blocks = _blocks(config)
+    kinds = {degree: _kinds(config, blocks, stack, degree, share) for degree in {1, *several}}
+    names = {block: name for name, block in blocks.items()}
+    order = groupby(names[config.of_block(index)] for index in range(config.layers))
     return Graph(
         name=config.name,
         vocabulary=config.vocabulary,
         max_sequence=config.sequence,
         layer_runs=(
             LayerRun(kind="embedding", count=1),
-            LayerRun(kind="block", count=config.layers),
+            *(LayerRun(kind=kind, count=len(list(run))) for kind, run in order),
             LayerRun(kind="head", count=1),
         ),
         kinds=kinds[1],
@@ -80,37 +83,55 @@ def _degree_errors(config: TransformerConfig, degree: int) -> Iterator[str]:
             return
 
 
+def _precisions(stack: Stack) -> tuple[Precision, ...]:
+    """The precisions whose kernels differ, of those that a stack has."""
+    four_bits: tuple[Precision, ...] = ("float4",) if "float4" in stack.can.precisions else ()
+    return ("bfloat16", "float8", *four_bits)
+
+
+def _blocks(config: TransformerConfig) -> dict[str, TransformerConfig]:
+    """The kinds of blocks by name: with experts or not, with a sliding window or not."""
+    kinds = dict.fromkeys(config.of_block(index) for index in range(config.layers))
+    return {f"block{number or ''}": block for number, block in enumerate(kinds)}
+
+
 def _kinds(
-    config: TransformerConfig, stack: Stack, tensor: int, predicted_share: float
+    config: TransformerConfig,
+    blocks: Mapping[str, TransformerConfig],
+    stack: Stack,
+    tensor: int,
+    predicted_share: float,
 ) -> dict[str, LayerKind]:
     kinds = (
         _embedding(config, stack, tensor),
-        _block(config, stack, tensor),
+        *(_block(name, block, stack, tensor) for name, block in blocks.items()),
         _head(config, stack, tensor, predicted_share),
     )
     return {kind.name: kind for kind in kinds}
 
 
-def _block(config: TransformerConfig, stack: Stack, tensor: int) -> LayerKind:
-    plain = BlockKernels(config, stack, tensor, float8=False)
+def _block(name: str, config: TransformerConfig, stack: Stack, tensor: int) -> LayerKind:
+    plain = BlockKernels(config, stack, tensor)
     weights = tuple(
-        ParameterInfo(name=f"{name}.weight", shape=(round(wide), round(deep)))
-        for name, wide, deep in plain.linears()
+        ParameterInfo(
+            name=f"{each.name}.weight", shape=each.weights, expert=True if each.experts else None
+        )
+        for each in plain.linears()
     )
     norms = tuple(ParameterInfo(name=name, shape=(config.width,)) for name in ("norm", "ffn_norm"))
     biases: tuple[ParameterInfo, ...] = ()
     if config.ffn_bias:
         biases = tuple(
-            ParameterInfo(name=f"{name}.bias", shape=(round(wide),))
-            for name, wide, _ in plain.linears()
+            ParameterInfo(name=f"{each.name}.bias", shape=(round(each.wide),))
+            for each in plain.linears()
         )
     return LayerKind(
-        name="block",
+        name=name,
         parameters=(*weights, *biases, *norms),
         is_hidden=True,
-        costs=tuple(_block_cost(config, stack, tensor, each, False) for each in _PRECISIONS),
+        costs=tuple(_block_cost(config, stack, tensor, each, False) for each in _precisions(stack)),
         selective_costs=tuple(
-            _block_cost(config, stack, tensor, each, True) for each in _PRECISIONS
+            _block_cost(config, stack, tensor, each, True) for each in _precisions(stack)
         ),
     )
 
@@ -118,7 +139,8 @@ def _block(config: TransformerConfig, stack: Stack, tensor: int) -> LayerKind:
 def _block_cost(
     config: TransformerConfig, stack: Stack, tensor: int, precision: Precision, selective: bool
 ) -> LayerCost:
-    kernels = BlockKernels(config, stack, tensor, float8=precision == "float8")
+    narrow = None if precision == "bfloat16" else precision
+    kernels = BlockKernels(config, stack, tensor, narrow)
     again = kernels.again() if selective else ()
     boundary = Polynomial(bs=ACTIVATION_BYTES * config.width * kernels.whole)
     cost = _cost(
@@ -131,7 +153,7 @@ def _block_cost(
 
 
 def _embedding(config: TransformerConfig, stack: Stack, tensor: int) -> LayerKind:
-    kernels = BlockKernels(config, stack, tensor, float8=False)
+    kernels = BlockKernels(config, stack, tensor)
     share = kernels.whole
     numbers = ACTIVATION_BYTES * config.width * (2 + (1 if stack.dropout else 0) * share)
     ops = [kernel("embedding", "memory", read=numbers, calls=3)]
@@ -155,7 +177,7 @@ def _embedding(config: TransformerConfig, stack: Stack, tensor: int) -> LayerKin
         parameters=tuple(tables),
         costs=tuple(
             _cost(each, ops, back, Polynomial(), output, 0.0, first=True, sent=kernels.sent())
-            for each in _PRECISIONS
+            for each in _precisions(stack)
         ),
         is_embedding=True,
     )
@@ -163,7 +185,7 @@ def _embedding(config: TransformerConfig, stack: Stack, tensor: int) -> LayerKin
 
 def _head(config: TransformerConfig, stack: Stack, tensor: int, share: float) -> LayerKind:
     """Final norm, projection to the vocabulary and loss."""
-    kernels = BlockKernels(config, stack, tensor, float8=False)
+    kernels = BlockKernels(config, stack, tensor)
     rows = -(-config.vocabulary // tensor)
     tokens, depth = Polynomial(bs=share), Polynomial(constant=config.width)
     columns, one = Polynomial(constant=rows), Polynomial(constant=1)
@@ -214,7 +236,7 @@ def _head(config: TransformerConfig, stack: Stack, tensor: int, share: float) ->
                 4.0 * share * rows,
                 entrance=Polynomial(bs=ACTIVATION_BYTES * config.width * kernels.whole),
             )
-            for each in _PRECISIONS
+            for each in _precisions(stack)
         ),
     )  # fmt: skip
 

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import takewhile
 
+from windlass.capture.feed_forward_kernels import FeedForwardKernels
+from windlass.capture.kernel import ACTIVATION_BYTES, Linear, kernel
 from windlass.models import TransformerConfig
 from windlass.schema import (
     Collective,
@@ -20,14 +22,11 @@ from windlass.schema import (
     Fusion,
     MatmulShape,
     Op,
-    OpKind,
     Polynomial,
     Precision,
     Stack,
 )
 
-ACTIVATION_BYTES = 2
-"""Bytes of an activation: bfloat16 or float16."""
 _RESIDUAL_BYTES: dict[Fusion, float] = {"eager": 10, "fused": 10, "compiled": 8}
 """Bytes for each number of a residual sum and the norm after it, forward: each reads and writes; a
 compiler reads and writes both results once."""
@@ -45,7 +44,8 @@ class BlockKernels:
     config: TransformerConfig
     stack: Stack
     tensor: int
-    float8: bool
+    precision: Precision | None = None
+    """What the factors of linear layers are narrowed to; None for activations' own numbers."""
 
     @property
     def whole(self) -> float:
@@ -55,77 +55,86 @@ class BlockKernels:
     @property
     def attended(self) -> float:
         """Numbers of a token's queries, keys and values, `(h + 2g) k / t`."""
-        config = self.config
+        config, latent = self.config, self.config.latent
+        if latent is not None:
+            return config.heads * (2 * latent.head_width + latent.value_width) / self.tensor
         return (config.heads + 2 * config.kv_heads) * config.head_width / self.tensor
 
     @property
     def mixed(self) -> float:
         """Numbers of a token that attention gives, `h k / t`."""
-        return self.config.query_width / self.tensor
+        latent = self.config.latent
+        width = latent.value_width if latent is not None else self.config.head_width
+        return self.config.heads * width / self.tensor
 
     @property
-    def hidden(self) -> float:
-        """Numbers of a token in the feed-forward part, `f / t`."""
-        return self.config.ffn / self.tensor
+    def feed_forward(self) -> FeedForwardKernels:
+        """Those of its second part."""
+        return FeedForwardKernels(self.config, self.stack, self.tensor)
 
-    @property
-    def widened(self) -> float:
-        """Numbers of a token that the first feed-forward product gives: `f / t`, or twice that."""
-        return self.hidden * (2 if self.config.is_gated else 1)
+    def linears(self) -> tuple[Linear, ...]:
+        """A block's linear layers in order."""
+        return (*self._into_attention(), self._projection(), *self.feed_forward.linears())
 
-    def linears(self) -> Iterator[tuple[str, float, float]]:
-        """Name, columns and depth of a block's products in order."""
-        width = float(self.config.width)
-        yield "qkv", self.attended, width
-        yield "projection", width, self.mixed
-        yield "widen", self.widened, width
-        yield "narrow", width, self.hidden
+    def _into_attention(self) -> tuple[Linear, ...]:
+        """Linear layers that give queries, keys and values."""
+        width, latent = float(self.config.width), self.config.latent
+        if latent is None:
+            return (Linear(name="qkv", wide=self.attended, deep=width),)
+        heads = self.config.heads / self.tensor
+        keys = latent.key_rank
+        layers = [
+            Linear(name="keys_down", wide=float(keys + latent.rotary_width), deep=width),
+            Linear(name="keys", wide=heads * (latent.plain_width + latent.value_width), deep=keys),
+        ]
+        queries = heads * latent.head_width
+        if latent.query_rank is None:
+            return (Linear(name="queries", wide=queries, deep=width), *layers)
+        rank = float(latent.query_rank)
+        down = Linear(name="queries_down", wide=rank, deep=width)
+        return (down, Linear(name="queries", wide=queries, deep=rank), *layers)
+
+    def _projection(self) -> Linear:
+        return Linear(name="projection", wide=float(self.config.width), deep=self.mixed)
 
     def forward(self) -> Iterator[Op]:
         """Operations of a forward pass in order."""
-        qkv, projection, widen, narrow = (
-            self._product(name, wide, deep) for name, wide, deep in self.linears()
-        )
         yield from self._casts(backward=False)
         yield from self._gather()
-        yield from (qkv, self._copies())
+        yield from (each.forward(self.precision) for each in self._into_attention())
+        yield self._copies()
         yield from self.attention()
-        yield projection
+        yield self._projection().forward(self.precision)
         yield from self._scatter()
         yield self._residual()
-        yield from self._gather()
-        yield from (widen, self._activation(), narrow)
-        yield from self._scatter()
+        yield from self._among_ranks(self.feed_forward.forward(self.precision))
         yield self._residual()
 
     def backward(self) -> Iterator[Op]:
         """Operations of a backward pass in order."""
-        qkv, projection, widen, narrow = (
-            tuple(self._gradient_products(*each)) for each in self.linears()
-        )
+        yield self._residual(backward=True)
+        yield from self._among_ranks(self.feed_forward.backward(self.precision))
         yield self._residual(backward=True)
         yield from self._gather()
-        yield from (*narrow, self._activation(backward=True), *widen)
-        yield from self._scatter()
-        yield self._residual(backward=True)
-        yield from self._gather()
-        yield from projection
+        yield from self._projection().backward(self.precision)
         yield from self.attention(backward=True)
-        yield from (self._copies(), *qkv)
+        yield self._copies()
+        for each in reversed(self._into_attention()):
+            yield from each.backward(self.precision)
         yield from self._scatter()
         yield from self._casts(backward=True)
 
     def attention(self, *, backward: bool = False) -> Iterator[Op]:
         """Operations of attention between the projections."""
-        config = self.config
+        config, latent = self.config, self.config.latent
         heads = config.heads / self.tensor
-        head = config.head_width
+        head = config.head_width if latent is None else latent.mean_width
         if self.stack.attention != "unfused":
             flop = (10 if backward else 4) * heads * head
             keys = (self.attended - self.mixed) * ACTIVATION_BYTES
             results = heads * head * ACTIVATION_BYTES
             yield kernel(
-                "attention", "attention", Polynomial(bss=flop), calls=2 if backward else 1,
+                "attention", "attention", self._scored(flop), calls=2 if backward else 1,
                 read=keys + (4 if backward else 1) * results,
                 written=results + 4 * heads + (results + keys if backward else 0),
                 is_causal=config.causal,
@@ -148,14 +157,15 @@ class BlockKernels:
         if self.stack.selective == "attention":
             yield from self.attention()
             return
-        kept = ("attention",) if self.float8 else ("qkv", "widen", "attention")
-        for op in self.until_narrow() if self.float8 else self.forward():
+        kept = ("attention",) if self.precision else ("qkv", "widen", "attention")
+        for op in self.until_narrow() if self.precision else self.forward():
             if op.name not in kept and not (op.collective and op.collective.kind != "all_gather"):
                 yield op
 
     def until_narrow(self) -> Iterator[Op]:
         """Operations of a forward pass whose results its backward pass needs."""
-        return takewhile(lambda op: op.name != "narrow", self.forward())
+        last = next(reversed(list(self.feed_forward.forward(None)))).name
+        return takewhile(lambda op: op.name != last, self.forward())
 
     def saved(self, *, selective: bool) -> Polynomial:
         """Bytes that a block keeps for its backward pass, apart from its input and output."""
@@ -164,11 +174,11 @@ class BlockKernels:
             # Outputs of attention and of every second product: queries, values, the first of the
             # feed-forward part. Products of 8-bit numbers are ops of another name, and repeated.
             values = config.kv_heads * config.head_width / t
-            products = 0.0 if self.float8 else self.mixed + values + self.hidden
+            products = 0.0 if self.precision else self.mixed + values + config.ffn / t
             return Polynomial(bs=ACTIVATION_BYTES * (self.mixed + products))
         inputs = 3 * ACTIVATION_BYTES * d * self.whole
         masks = 2 * d * self.whole if self.stack.dropout else 0
-        inside = ACTIVATION_BYTES * (self.attended + self.mixed + self.widened + self.hidden)
+        inside = ACTIVATION_BYTES * (self.attended + self.mixed + self.feed_forward.saved)
         scores = 0.0
         if self.stack.attention == "unfused" and not selective:
             scores = config.heads / t * (5 if self.stack.dropout else 2)
@@ -180,29 +190,14 @@ class BlockKernels:
 
     def working(self) -> float:
         """Bytes for each token that the fullest moment of a backward pass takes beyond that."""
-        return ACTIVATION_BYTES * (self.widened + self.hidden + 3 * self.config.width)
+        return ACTIVATION_BYTES * (self.feed_forward.saved + 3 * self.config.width)
 
-    def _product(self, name: str, wide: float, deep: float) -> Op:
-        tokens = Polynomial(bs=1)
-        shape = MatmulShape(
-            Polynomial(constant=1), tokens, Polynomial(constant=wide), Polynomial(constant=deep)
-        )
-        return kernel(
-            name, "matmul", Polynomial(bs=2 * wide * deep), shape=shape,
-            precision="float8" if self.float8 else None,
-        )  # fmt: skip
-
-    def _gradient_products(self, name: str, wide: float, deep: float) -> Iterator[Op]:
-        """The gradient of a product's input, then that of its weight."""
-        yield self._product(name, deep, wide)
-        shape = MatmulShape(
-            Polynomial(constant=1), Polynomial(constant=deep), Polynomial(constant=wide),
-            Polynomial(bs=1),
-        )  # fmt: skip
-        yield kernel(
-            f"{name}_weight", "matmul", Polynomial(bs=2 * wide * deep), shape=shape,
-            precision="float8" if self.float8 else None,
-        )  # fmt: skip
+    def _scored(self, flop: float) -> Polynomial:
+        """FLOP of attention, `flop` for each pair of tokens, of which a causal mask hides half."""
+        window = self.config.sliding_window
+        if window is None or 2 * window >= self.config.sequence:
+            return Polynomial(bss=flop)
+        return Polynomial(bs=2 * window * flop)
 
     def _residual(self, *, backward: bool = False) -> Op:
         """Dropout, residual sum and norm after one branch."""
@@ -228,23 +223,28 @@ class BlockKernels:
         calls = {"eager": 8, "fused": 4, "compiled": 1}[self.stack.fusion]
         return self._moves("copy", copied, calls=calls)
 
-    def _activation(self, *, backward: bool = False) -> Op:
-        moved = ACTIVATION_BYTES * (self.widened + self.hidden) * (2 if backward else 1)
-        if self.config.is_gated and self.stack.fusion == "eager":
-            moved += 2 * ACTIVATION_BYTES * self.hidden * (2 if backward else 1)
-        return self._moves("activation", moved, calls=2 if self.stack.fusion == "eager" else 1)
-
     def _casts(self, *, backward: bool) -> Iterator[Op]:
-        """Factors of products that become 8-bit numbers."""
-        if self.float8:
-            width = self.config.width
-            factors = 2 * width + width / self.tensor + self.hidden
-            gradients = (2 * width + self.attended + self.widened) if backward else 0.0
+        """Factors of products that become 8-bit or 4-bit numbers."""
+        if self.precision:
+            width, second = self.config.width, self.feed_forward
+            factors = width + width / self.tensor + second.narrowed
+            gradients = 0.0
+            if backward:
+                gradients = width + self.attended + second.narrowed_gradients
             yield self._moves("cast", self.stack.cast_bytes * (factors + gradients), calls=4)
+
+    def _among_ranks(self, ops: Iterator[Op]) -> Iterator[Op]:
+        """Operations of the feed-forward part with the exchanges of tensor-parallel ranks."""
+        if not self.feed_forward.exchanges_tokens:
+            yield from ops
+            return
+        yield from self._gather()
+        yield from ops
+        yield from self._scatter()
 
     def _gather(self) -> Iterator[Op]:
         if self.tensor > 1 and self.stack.sequence_parallel:
-            width = 1 if self.float8 else ACTIVATION_BYTES
+            width = 1 if self.precision == "float8" else ACTIVATION_BYTES
             yield self._exchange("all_gather", width * self.config.width)
 
     def _scatter(self) -> Iterator[Op]:
@@ -261,24 +261,3 @@ class BlockKernels:
 
     def _moves(self, name: str, token_bytes: float, *, calls: int = 1) -> Op:
         return kernel(name, "memory", read=token_bytes, calls=calls)
-
-
-def kernel(
-    name: str, kind: OpKind, flop: Polynomial | None = None, *, read: Polynomial | float = 0.0,
-    written: float = 0.0, shape: MatmulShape | None = None, collective: Collective | None = None,
-    precision: Precision | None = None, calls: int = 1, is_causal: bool | None = None,
-) -> Op:  # fmt: skip
-    """An operation; a number of bytes is for each token."""
-    return Op(
-        name=name,
-        kind=kind,
-        flop=flop or Polynomial(),
-        read_bytes=read if isinstance(read, Polynomial) else Polynomial(bs=read),
-        written_bytes=Polynomial(bs=written),
-        live_bytes=Polynomial(),
-        shape=shape,
-        collective=collective,
-        calls=calls,
-        precision=precision,
-        is_causal=is_causal,
-    )

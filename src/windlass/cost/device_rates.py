@@ -176,10 +176,10 @@ class DeviceRates:
     def _attention_rates(self) -> AttentionRates:
         """Rates of the newest kernel that the device and the stack have, else the measured ones.
 
-        Attention stays in bfloat16 where products take 8-bit factors.
+        Attention stays in bfloat16 where products take 8-bit or 4-bit factors.
         """
-        eight_bits = self.mode.precision == "float8"
-        products = self.device.rate("bfloat16") if eight_bits else self._products
+        is_narrow = self.mode.precision in ("float8", "float4")
+        products = self.device.rate("bfloat16") if is_narrow else self._products
         rates = products.attention_rates
         stated = {rate.kernel for rate in rates}
         known = _KERNELS[: _KERNELS.index(self.stack.attention) + 1]

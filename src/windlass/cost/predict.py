@@ -101,7 +101,7 @@ def predict_time(
         if more:
             by_kind[name] = by_term[name] = more
     seconds = sum(by_kind.values())
-    spread = exp(DEVIATIONS_OF_80_PERCENT * _deviation(machine))
+    spread = exp(DEVIATIONS_OF_80_PERCENT * _deviation(machine, has_experts=bool(graph.experts)))
     micros = plan.batch.accumulation * plan.parallel.data
     rate = machine.device.rate(plan.precision)
     return Prediction(
@@ -122,14 +122,14 @@ def predict_time(
     )
 
 
-def _deviation(machine: Machine) -> float:
+def _deviation(machine: Machine, *, has_experts: bool) -> float:
     """Standard deviation of log(step time) around the prediction.
 
     Measured on runs of the stack, else of such machines, if these state it; else noise and model
     error together.
     """
-    if machine.stack is not None and machine.stack.deviation is not None:
-        return machine.stack.deviation
+    if machine.stack and (known := machine.stack.step_deviation(has_experts=has_experts)):
+        return known
     if machine.deviation is not None:
         return machine.deviation
     noise = _PUBLISHED_NOISE if machine.noise is None else machine.noise

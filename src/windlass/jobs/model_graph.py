@@ -155,10 +155,10 @@ def _graph_on_stack(
             "known; leave `--stack` out, or name a catalogue model of its shape by `model.layers` "
             "and `model.width`"
         )
-    if config.experts is not None:
+    if config.experts is not None and not stack.can.expert:
         raise RequestError(
             f"`{model.name}` has experts, and how `{stack.name}` computes these is not known; "
-            "leave `--stack` out"
+            "leave `--stack` out, or name `nemo`"
         )
     return stack_graph(config, stack, degrees)
 

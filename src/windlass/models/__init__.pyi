@@ -12,7 +12,7 @@ from .catalog import (
     runs_by_transformers, takes_images, text_model_names,
 )  # fmt: skip
 from .check_shardable import sharding_errors
-from .config import ExpertConfig, TransformerConfig
+from .config import ExpertConfig, LatentAttention, TransformerConfig
 from .context_parallel import ContextParallelRank, count_in_runs
 from .context_parallel_layers import can_divide_sequences, divide_sequence
 from .experts.arguments import refuse_sparse_experts
@@ -59,19 +59,19 @@ __all__ = [
     "HEAD_RESULTS", "IGNORE_INDEX", "PLACES_SUFFIX", "PROCESSOR_FILE", "Adapted", "Attention",
     "BlockLayout", "ContextParallelRank", "EqualShard", "ExpertConfig", "ExpertParallelRank",
     "ExportLayout", "FusedLossSizes", "GgufLayout", "GgufVocabulary", "HeadLosses", "HeadOutputs",
-    "LayerStack", "LoraLinear", "MixtureOfExperts", "ModelArgument", "ParamShard", "PeftAdapter",
-    "ResNetConfig", "Router", "SampleShard", "ShardedDropout", "ShardingRule", "TensorParallelLoss",
-    "TensorParallelRank", "TransformerConfig", "TransformersLayout", "WeightPlace", "WeightPlaces",
-    "all_gather", "apply_model_arguments", "apply_resnet_arguments", "attend", "balance_buffers",
-    "base_format", "base_places", "block_shard_error", "build_layer_stack", "can_cache_tokens",
-    "can_divide_sequences", "can_fuse_loss", "checkpoint_selectively", "chooses_attention",
-    "class_names", "count_in_runs", "divide_experts", "divide_sequence", "document_buffers",
-    "exchanges_rows", "expert_parameters", "export_layout", "fake_state", "find_model_folder",
-    "fitting_adapters", "fuse_loss", "gguf_layout", "gguf_vocabulary", "gives_text_classes",
-    "has_config", "has_sentence_head", "image_processor", "in_loss_precision", "is_adapter",
-    "is_causal", "is_embedding_only", "is_huggingface", "is_peft_folder", "is_pretrained",
-    "is_residual", "joined_matrices", "keys_of_transformers", "layer_loss", "layer_sharding",
-    "layer_stack_of",
+    "LatentAttention", "LayerStack", "LoraLinear", "MixtureOfExperts", "ModelArgument",
+    "ParamShard", "PeftAdapter", "ResNetConfig", "Router", "SampleShard", "ShardedDropout",
+    "ShardingRule", "TensorParallelLoss", "TensorParallelRank", "TransformerConfig",
+    "TransformersLayout", "WeightPlace", "WeightPlaces", "all_gather", "apply_model_arguments",
+    "apply_resnet_arguments", "attend", "balance_buffers", "base_format", "base_places",
+    "block_shard_error", "build_layer_stack", "can_cache_tokens", "can_divide_sequences",
+    "can_fuse_loss", "checkpoint_selectively", "chooses_attention", "class_names", "count_in_runs",
+    "divide_experts", "divide_sequence", "document_buffers", "exchanges_rows", "expert_parameters",
+    "export_layout", "fake_state", "find_model_folder", "fitting_adapters", "fuse_loss",
+    "gguf_layout", "gguf_vocabulary", "gives_text_classes", "has_config", "has_sentence_head",
+    "image_processor", "in_loss_precision", "is_adapter", "is_causal", "is_embedding_only",
+    "is_huggingface", "is_peft_folder", "is_pretrained", "is_residual", "joined_matrices",
+    "keys_of_transformers", "layer_loss", "layer_sharding", "layer_stack_of",
     "layer_that_looks_ahead", "linear_layers", "materialize_layer", "mean_cross_entropy",
     "meta_copy", "model_config", "model_names", "norm_statistics", "open_peft_folder",
     "own_targets", "pad_vocabulary", "padded_linear", "param_shards", "peft_adapter",

@@ -96,6 +96,30 @@ class ExpertConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LatentAttention:
+    """Queries, keys and values of narrow vectors (MLA, DeepSeek-AI 2024, arXiv:2405.04434)."""
+
+    query_rank: int | None
+    """Width of the vector that makes all queries; None makes them of the input."""
+    key_rank: int
+    plain_width: int
+    """Features of a query or key that no position rotates."""
+    rotary_width: int
+    """Features that positions rotate; of keys, all heads share them."""
+    value_width: int
+
+    @property
+    def head_width(self) -> int:
+        """Features of a query or key."""
+        return self.plain_width + self.rotary_width
+
+    @property
+    def mean_width(self) -> float:
+        """Width of a head by which attention has `4 b h s^2 k` FLOP."""
+        return (self.head_width + self.value_width) / 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TransformerConfig:
     """Hyperparameters of a decoder-only or, as in BERT, encoder-only transformer.
 
@@ -178,6 +202,8 @@ class TransformerConfig:
     between them."""
     experts: ExpertConfig | None = None
     """Experts in place of the feed-forward branch; None has none."""
+    latent: LatentAttention | None = None
+    """How attention makes queries, keys and values of narrow vectors; None makes them directly."""
     sparsity: SparsityRequest | None = None
     """Which weights of the blocks are absent; None keeps all."""
     source: str = ""
@@ -281,6 +307,8 @@ class TransformerConfig:
         if self.rope_scaling is not None:
             errors += self.rope_scaling.errors()
         errors += self._score_errors()
+        if self.latent is not None:
+            errors.append("other stacks alone compute latent attention; name one (`--stack`)")
         if self.experts is not None:
             errors += self._expert_errors(self.experts)
         errors += self._image_errors()

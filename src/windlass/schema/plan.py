@@ -323,7 +323,7 @@ class Plan(Document):
     @property
     def has_master_weights(self) -> bool:
         """Whether layers compute with copies of float32 master weights."""
-        has_copies = self.precision in ("bfloat16", "float16", "float8")
+        has_copies = self.precision in ("bfloat16", "float16", "float8", "float4")
         return has_copies and self.master_weights is None
 
     @property

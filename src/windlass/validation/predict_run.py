@@ -85,7 +85,9 @@ def _with_intervals(
     cluster = run.cluster
     if cluster.old_software_share and config.old_software:
         seconds *= 1.0 + cluster.old_software_share
-    spread = exp(_deviation(cluster.deviation, stack.deviation))
+    has_experts = run.shape.experts is not None
+    own = None if has_experts and stack.expert_deviation else cluster.deviation
+    spread = exp(_deviation(own, stack.step_deviation(has_experts=has_experts)))
     memory_spread = exp(_deviation(cluster.memory_deviation, stack.memory_deviation))
     peak = _peak_bytes(published)
     capacity = published.machine.device.memory.capacity_bytes

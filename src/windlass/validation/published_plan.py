@@ -105,6 +105,11 @@ def transformer_config(name: str, shape: ModelShape) -> TransformerConfig:
         width=round(shape.width),
         heads=round(shape.heads),
         kv_heads=max(1, round(shape.heads * shape.kv_head_share)),
+        head_dim=round(shape.head_width) or None,
+        sliding_window=round(shape.window) or None,
+        window_blocks=(True, False) if shape.window else (True,),
+        latent=shape.latent,
+        experts=shape.experts,
         ffn=round(shape.ffn_width),
         vocabulary=round(shape.vocabulary),
         sequence=round(shape.sequence),
@@ -131,7 +136,7 @@ def _plan(run: PublishedRun, config: RunConfig, graph: Graph, machine: Machine) 
         graph=graph.label,
         machine=machine.name,
         stack=None if machine.stack is None else machine.stack.name,
-        precision="float8" if config.float8 else machine.device.half_precision,
+        precision=config.narrow or machine.device.half_precision,
         parallel=Parallelism(
             pipeline=pipeline,
             tensor=round(config.tensor),
@@ -139,6 +144,7 @@ def _plan(run: PublishedRun, config: RunConfig, graph: Graph, machine: Machine) 
             schedule="interleaved" if virtual > 1 else "1f1b",
             virtual_stages=virtual,
             context=context if context > 1 else None,
+            expert=round(config.expert) if config.expert > 1 else None,
         ),
         sharding=ShardingDegrees(
             parameters=parameters,

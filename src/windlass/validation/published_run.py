@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from windlass.models import ExpertConfig, LatentAttention
 from windlass.schema import Recompute
 from windlass.validation.clusters import Cluster
 
@@ -24,6 +25,12 @@ class ModelShape:
     """Weight matrices of the feed-forward network: 2, or 3 if it is gated."""
     vocabulary_matrices: float = 1.0
     """Matrices of vocabulary by width: 1 if embedding and head are tied, else 2."""
+    head_width: float = 0.0
+    """Features of a head; 0 divides the width among the heads."""
+    window: float = 0.0
+    """Tokens that every other block sees of a sequence; 0 means that each block sees all."""
+    latent: LatentAttention | None = None
+    experts: ExpertConfig | None = None
     head_position_share: float = 1.0
     """Share of the positions for which the head computes logits; a masked model's masked share."""
     image_flop: float = 0.0
@@ -37,13 +44,41 @@ class ModelShape:
         return self.ffn or 4.0 * self.width
 
     @property
-    def parameters_per_block(self) -> float:
-        """Parameters of one transformer block, `2 d^2 (1 + k) + matrices d f`.
+    def query_width(self) -> float:
+        """Features of the queries of all heads."""
+        return self.heads * (self.head_width or self.width / self.heads)
 
-        k is key-value heads over query heads.
+    @property
+    def parameters_per_block(self) -> float:
+        """Parameters of one transformer block without experts, `2 d h (1 + k) + matrices d f`.
+
+        h is the features of all heads, and k is key-value heads over query heads.
         """
-        attention = 2.0 * self.width**2 * (1.0 + self.kv_head_share)
-        return attention + self.ffn_matrices * self.width * self.ffn_width
+        return self._attention_parameters + self.ffn_matrices * self.width * self.ffn_width
+
+    @property
+    def _attention_parameters(self) -> float:
+        latent, heads = self.latent, self.heads
+        if latent is None:
+            return 2.0 * self.width * self.query_width * (1.0 + self.kv_head_share)
+        made_of = latent.query_rank or self.width
+        queries = made_of * heads * latent.head_width
+        queries += self.width * (latent.query_rank or 0)
+        keys = latent.key_rank * (self.width + heads * (latent.plain_width + latent.value_width))
+        keys += self.width * latent.rotary_width
+        return queries + keys + self.width * heads * latent.value_width
+
+    def _block_parameters(self, *, used: bool) -> float:
+        """Parameters of all blocks, or those that compute with a token."""
+        if self.experts is None:
+            return self.layers * self.parameters_per_block
+        experts = self.experts
+        dense = float(experts.dense_layers)
+        each = experts.per_token if used else experts.count
+        inner = each * experts.ffn + (experts.shared_ffn or 0)
+        mixed = self.ffn_matrices * self.width * inner + self.width * experts.count
+        blocks = self.layers - dense
+        return dense * self.parameters_per_block + blocks * (self._attention_parameters + mixed)
 
     @property
     def vocabulary_parameters(self) -> float:
@@ -52,20 +87,21 @@ class ModelShape:
 
     @property
     def flop_per_token(self) -> float:
-        """Model FLOP of a step for each token, `6 P + 12 L d s`, recompute not counted.
+        """Model FLOP of a step for each token, `6 P + 12 L h s`, recompute not counted.
 
-        Source: Chowdhery et al. 2022, PaLM, appendix B.
+        P counts the experts that a token takes. Source: Chowdhery et al. 2022, PaLM, appendix B.
         """
-        scores = 12.0 * self.layers * self.width * self.sequence
-        return 6.0 * self.parameters + scores + 3.0 * self.image_flop
+        latent = self.latent
+        width = self.query_width if latent is None else self.heads * latent.mean_width
+        scores = 12.0 * self.layers * width * self.sequence
+        used = self._block_parameters(used=True) + self.vocabulary_parameters
+        return 6.0 * (used + self.image_parameters) + scores + 3.0 * self.image_flop
 
     @property
     def parameters(self) -> float:
         """Parameters of the whole model, biases and norms not counted."""
         return (
-            self.layers * self.parameters_per_block
-            + self.vocabulary_parameters
-            + self.image_parameters
+            self._block_parameters(used=False) + self.vocabulary_parameters + self.image_parameters
         )
 
 
@@ -80,6 +116,8 @@ class RunConfig:
     """Micro-batches of one replica in a step."""
     tensor: float = 1.0
     context: float = 1.0
+    expert: float = 1.0
+    """Replicas that divide the experts, which tensor-parallel ranks have divided before."""
     pipeline: float = 1.0
     virtual_stages: float = 1.0
     replicas: float = 1.0
@@ -93,6 +131,8 @@ class RunConfig:
     """Whether tensor-parallel collectives overlap with matrix products."""
     float8: Literal["tensor", "row"] | None = None
     """What has a scale of its own if products run in 8 bits; None if they do not."""
+    float4: bool = False
+    """Whether products run in 4 bits."""
     fp32_gradients: bool = False
     """Whether gradients are summed in float32 beside 16-bit ones."""
     balanced_embedding: bool = False
@@ -103,6 +143,11 @@ class RunConfig:
     """Whether the optimizer state lies in memory outside the chip."""
     stage_halves: tuple[int, ...] = ()
     """Halves of blocks of each pipeline stage; empty if blocks are whole and spread evenly."""
+
+    @property
+    def narrow(self) -> Literal["float8", "float4"] | None:
+        """What factors of products are narrowed to; None if they have 16 bits."""
+        return "float4" if self.float4 else "float8" if self.float8 else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,6 +33,7 @@ _YES_OR_NO = {"": False, "no": False, "false": False, "0": False} | {
 _PRECISION_WORDS = {
     **dict.fromkeys(("bf16", "bfloat16", "fp16", "float16"), "16 bits"),
     **dict.fromkeys(("fp8", "float8", "mxfp8"), "float8"),
+    **dict.fromkeys(("fp4", "float4", "nvfp4"), "float4"),
     **dict.fromkeys(("linear", "tensor", "tensorwise", "row", "rowwise", "cs", "ds"), ""),
     **dict.fromkeys(("fp32", "grad", "accum"), ""),
 }
@@ -53,7 +54,7 @@ def run_configs(
         UnusableRow: the row lacks a necessary value, or contradicts itself.
     """
     batch, devices = required_numbers(row, "global_batch", "n_devices")
-    stated = _stated_config(row, devices, cluster, assumptions)
+    stated = _stated_config(row, shape, devices, cluster, assumptions)
     replicas = stated.replicas
     micros = _microbatches(row, batch / replicas, stated.pipeline, cluster, assumptions)
     virtual_stages = _virtual_stages(row, shape, stated.pipeline, assumptions)
@@ -67,7 +68,7 @@ def run_configs(
 
 
 def _stated_config(
-    row: TableRow, devices: float, cluster: Cluster, assumptions: list[str]
+    row: TableRow, shape: ModelShape, devices: float, cluster: Cluster, assumptions: list[str]
 ) -> RunConfig:
     """What the row states itself; micro-batch and virtual stages are filled in later."""
     zero = _zero_stage(row)
@@ -83,12 +84,14 @@ def _stated_config(
             f"t x p x d = {tensor * pipeline * context * replicas:g}, but `n_devices` = {devices:g}"
         )
     notes, precision = row.text("notes"), _precision(row, assumptions)
+    expert = _expert_degree(row, shape, tensor, replicas * context, assumptions)
     return RunConfig(
         devices=devices,
         micro=1.0,
         accumulation=1.0,
         tensor=tensor,
         context=context,
+        expert=expert,
         pipeline=pipeline,
         replicas=replicas,
         recompute=read_word(row, "recompute", _RECOMPUTE, "none, selective or full"),
@@ -96,11 +99,31 @@ def _stated_config(
         zero=zero,
         async_tensor_parallel=bool(re.search(r"async ?tp", notes, re.IGNORECASE)),
         float8=precision.float8,
+        float4=precision.float4,
         fp32_gradients=precision.fp32_gradients,
         balanced_embedding="embedding balanced" in notes,
         old_software=cluster.old_software is not None
         and bool(re.search(cluster.old_software, notes)),
     )
+
+
+def _expert_degree(
+    row: TableRow, shape: ModelShape, tensor: float, replicas: float, assumptions: list[str]
+) -> float:
+    """Replicas that divide the experts, which tensor-parallel ranks have divided before."""
+    if shape.experts is None:
+        return 1.0
+    stated = read_count(row, "expert_parallel")
+    if stated is None:
+        assumptions.append("expert parallelism not published: none assumed")
+        return 1.0
+    degree = max(1.0, stated / tensor)
+    if replicas % degree or shape.experts.count % degree:
+        raise UnusableRow(
+            f"`expert_parallel` = {stated:g} does not divide the {replicas:g} replicas and the "
+            f"{shape.experts.count} experts of a layer"
+        )
+    return degree
 
 
 def _zero_stage(row: TableRow) -> float:
@@ -114,6 +137,7 @@ class _Precision(NamedTuple):
     """What a row's precision decides."""
 
     float8: Literal["tensor", "row"] | None
+    float4: bool
     fp32_gradients: bool
 
 
@@ -125,7 +149,7 @@ def _precision(row: TableRow, assumptions: list[str]) -> _Precision:
     if unknown or len(formats) > 1 or (words and not formats):
         raise UnusableRow(
             f"{shown_cell(row, 'precision')} is no precision that stacks are priced in: those are "
-            "bf16, fp16 and fp8, scaled by tensor or by row, perhaps with `fp32 grad accum`"
+            "bf16, fp16, fp8, scaled by tensor or by row, and nvfp4, perhaps with `fp32 grad accum`"
         )
     if not words and "precision" in row.cells:
         assumptions.append("a 16-bit precision assumed")
@@ -133,7 +157,7 @@ def _precision(row: TableRow, assumptions: list[str]) -> _Precision:
         assumptions.append("mxfp8 priced as fp8 with a scale for each tensor")
     is_float8 = formats == {"float8"}
     scaled: Literal["tensor", "row"] = "row" if {"row", "rowwise"} & {*words} else "tensor"
-    return _Precision(scaled if is_float8 else None, "grad" in words)
+    return _Precision(scaled if is_float8 else None, formats == {"float4"}, "grad" in words)
 
 
 def _microbatches(

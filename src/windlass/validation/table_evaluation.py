@@ -133,9 +133,7 @@ def evaluate_table(
         ),
         by_precision={
             name: _accuracy(predictions)
-            for name, predictions in _grouped(
-                test, lambda each: "float8" if each.config.float8 else "bfloat16"
-            )
+            for name, predictions in _grouped(test, lambda each: each.config.narrow or "bfloat16")
         },
     )
 

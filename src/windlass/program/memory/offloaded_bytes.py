@@ -110,7 +110,11 @@ def offloaded_output_bytes(
     return peak
 
 
-_COMPUTED_IN: dict[Precision, Precision] = {"tf32": "float32", "float8": "bfloat16"}
+_COMPUTED_IN: dict[Precision, Precision] = {
+    "tf32": "float32",
+    "float8": "bfloat16",
+    "float4": "bfloat16",
+}
 """Precisions whose weights are numbers of another one."""
 
 

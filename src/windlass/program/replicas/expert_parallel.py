@@ -187,6 +187,8 @@ def _with_exchange(
         sent: bytes of the vectors that all tokens send to their experts.
         counts: numbers of rows that the ranks tell each other first, one for each expert.
     """
+    # Tensor-parallel ranks that hold whole experts of other stacks take part in the exchange.
+    ops = tuple(op for op in ops if op.name != EXCHANGE)
     places = [index for index, op in enumerate(ops) if op.name in _EXPERT_PRODUCTS]
     if not places:
         return ops

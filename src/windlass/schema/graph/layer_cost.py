@@ -5,12 +5,13 @@ from typing import Literal, NamedTuple, Self
 from windlass.document import Document
 from windlass.schema.tensor_grid import TensorAxis
 
-Precision = Literal["float32", "tf32", "bfloat16", "float16", "float64", "float8"]
+Precision = Literal["float32", "tf32", "bfloat16", "float16", "float64", "float8", "float4"]
 """Data type that layers compute in. With bfloat16 and float16 the optimizer keeps float32 master
 weights; float16, which only a request asks for, scales the loss too. With `tf32` all is in float32,
 but products round their factors to TF32; only a request asks for it. `float64` is for verification
 on a CPU; planning never chooses it. With `float8` the matrix products of blocks take 8-bit factors,
-and everything else is as in bfloat16; only a request asks for it."""
+and everything else is as in bfloat16; only a request asks for it. With `float4` they take 4-bit
+ones with a scale for each 16 (NVFP4, arXiv:2509.25149), which other stacks compute on Blackwell."""
 
 OpKind = Literal["matmul", "attention", "memory", "collective"]
 """`memory` is any op bound by memory bandwidth: element-wise, normalisation, look-up, copy.
@@ -32,6 +33,7 @@ _LAYER_BYTES = ("saved_bytes", "input_bytes", "output_bytes")
 
 PRECISION_BYTES: dict[Precision, int] = {
     "float32": 4, "tf32": 4, "bfloat16": 2, "float16": 2, "float64": 8, "float8": 2,
+    "float4": 2,
 }  # fmt: skip
 """Bytes per element of weights and activations."""
 

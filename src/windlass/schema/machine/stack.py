@@ -174,12 +174,18 @@ class Stack(_StackTable):
     deviation: float | None = Field(default=None, gt=0, le=2)
     """Standard deviation of log(measured / predicted) over published runs; None if none are
     known."""
+    expert_deviation: float | None = Field(default=None, gt=0, le=2)
+    """The same of models with experts; None means as of others."""
     memory_deviation: float | None = Field(default=None, gt=0, le=2)
     """The same of peak memory."""
     sources: dict[str, Source] = Field(default_factory=dict)
     """Source of each constant by its key, with the rows that it was fitted to."""
 
     fingerprint_excludes: ClassVar[frozenset[str]] = frozenset({"sources", "about", "similar_to"})
+
+    def step_deviation(self, *, has_experts: bool) -> float | None:
+        """Standard deviation of log(measured / predicted) of a model's steps, if any is known."""
+        return (self.expert_deviation if has_experts else None) or self.deviation
 
     def __hash__(self) -> int:
         """Hash of the name; the sources are not hashable."""

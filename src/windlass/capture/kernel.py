@@ -1,0 +1,97 @@
+"""Operations of which other software stacks' passes are made: kernels, and linear layers.
+
+This module does not import torch.
+"""
+
+from dataclasses import dataclass
+
+from windlass.schema import Collective, MatmulShape, Op, OpKind, Polynomial, Precision
+
+ACTIVATION_BYTES = 2
+"""Bytes of an activation: bfloat16 or float16."""
+_GROUPED = "grouped_linear"
+"""Products with the weights of experts, one for each: the name by which expert parallelism knows
+them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Linear:
+    """A linear layer of one rank, or those of E experts that share its rows evenly."""
+
+    name: str
+    wide: float
+    """Columns of its result."""
+    deep: float
+    """Columns of its input."""
+    experts: int | None = None
+    rows: float = 1.0
+    """Rows for each token."""
+    narrows: bool = True
+    """Whether its products take the factors of a narrow precision, which a router's do not."""
+
+    @property
+    def weights(self) -> tuple[int, ...]:
+        """Sizes of its weight: `[experts, wide, deep]`, or the last two."""
+        sizes = (round(self.wide), round(self.deep))
+        return sizes if self.experts is None else (self.experts, *sizes)
+
+    def forward(self, precision: Precision | None) -> Op:
+        """Its product."""
+        return self._product(
+            _GROUPED if self.experts else self.name, self.wide, self.deep, precision
+        )
+
+    def backward(self, precision: Precision | None) -> tuple[Op, Op]:
+        """The gradient of its input, then that of its weight."""
+        name = f"{_GROUPED}_input_grad" if self.experts else self.name
+        by_weight = f"{_GROUPED}_weight_grad" if self.experts else f"{self.name}_weight"
+        sides = Polynomial(constant=self.deep), Polynomial(constant=self.wide), self._each
+        return (
+            self._product(name, self.deep, self.wide, precision),
+            self._op(by_weight, MatmulShape(self._batch, *sides), precision),
+        )
+
+    @property
+    def _batch(self) -> Polynomial:
+        return Polynomial(constant=self.experts or 1)
+
+    @property
+    def _each(self) -> Polynomial:
+        """Rows of each of its products."""
+        return Polynomial(bs=self.rows / (self.experts or 1))
+
+    def _product(self, name: str, wide: float, deep: float, precision: Precision | None) -> Op:
+        sides = Polynomial(constant=wide), Polynomial(constant=deep)
+        return self._op(name, MatmulShape(self._batch, self._each, *sides), precision)
+
+    def _op(self, name: str, shape: MatmulShape, precision: Precision | None) -> Op:
+        moved: Polynomial | float = 0.0
+        if self.experts:  # what tokens are sent to their experts, and the weights
+            weights = self.experts * self.wide * self.deep
+            moved = Polynomial(constant=weights, bs=self.rows * self.deep)
+            moved = Polynomial(*(ACTIVATION_BYTES * each for each in moved))
+        return kernel(
+            name, "matmul", Polynomial(bs=2 * self.rows * self.wide * self.deep), read=moved,
+            shape=shape, precision=precision if self.narrows else None,
+        )  # fmt: skip
+
+
+def kernel(
+    name: str, kind: OpKind, flop: Polynomial | None = None, *, read: Polynomial | float = 0.0,
+    written: float = 0.0, shape: MatmulShape | None = None, collective: Collective | None = None,
+    precision: Precision | None = None, calls: int = 1, is_causal: bool | None = None,
+) -> Op:  # fmt: skip
+    """An operation; a number of bytes is for each token."""
+    return Op(
+        name=name,
+        kind=kind,
+        flop=flop or Polynomial(),
+        read_bytes=read if isinstance(read, Polynomial) else Polynomial(bs=read),
+        written_bytes=Polynomial(bs=written),
+        live_bytes=Polynomial(),
+        shape=shape,
+        collective=collective,
+        calls=calls,
+        precision=precision,
+        is_causal=is_causal,
+    )
