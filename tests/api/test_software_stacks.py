@@ -124,3 +124,36 @@ def test_a_wafer_under_its_own_software_holds_one_layer_at_a_time() -> None:
     device, memoryx = planned.prediction.peaks
     assert device.peak_bytes < device.capacity_bytes
     assert memoryx.by_class["optimizer"] > memoryx.by_class["weights"] > 0
+
+
+ONE_HOST = ("train.batch=32", "train.sequence=4096", "data.tokenizer=byte")
+
+
+@pytest.mark.usefixtures("home")
+def test_adapters_of_a_model_whose_state_fits_no_host_fit_it_on_another_stack() -> None:
+    whole = windlass.plan("llama3-70b", *ONE_HOST, machine="dgx-h100", stack="nemo")
+    with pytest.raises(PlanError, match="does not fit"):
+        _ = whole.plan
+
+    adapted = windlass.plan(
+        "llama3-70b", *ONE_HOST, "lora.rank=16", machine="dgx-h100", stack="nemo"
+    )
+    assert adapted.plan.parallel.devices == 8
+
+
+@pytest.mark.usefixtures("home")
+@pytest.mark.parametrize(
+    ("model", "stack", "override", "told"),
+    [
+        ("llama3-8b", "nemo", "lora.targets=['qkv']", "known for `lora.rank` alone"),
+        ("llama3-8b", "fsdp", "lora.rank=16", "how `fsdp` trains a part of the weights"),
+        ("llama3-8b", "nemo", "train.frozen=['embedding.*']", "how `nemo` trains a part of the"),
+        ("qwen3-30b-a3b", "nemo", "lora.rank=16", "trains adapters of experts is not known"),
+        ("mixtral-8x7b", "fsdp", "train.batch=8", "has experts, and how `fsdp` computes these"),
+    ],
+)
+def test_what_a_stack_is_not_known_to_compute_is_refused_by_name(
+    model: str, stack: str, override: str, told: str
+) -> None:
+    with pytest.raises(RequestError, match=told):
+        windlass.plan(model, override, machine="dgx-h100", stack=stack)

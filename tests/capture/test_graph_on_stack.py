@@ -169,3 +169,18 @@ def test_blocks_with_a_window_and_without_are_kinds_of_their_own():
         for kind in ("block", "block1")
     )
     assert seen.flop.at(1, 8192) / all_seen.flop.at(1, 8192) == pytest.approx(2 * 128 / 8192)
+
+
+def test_beside_frozen_weights_adapters_alone_have_gradients_and_state():
+    stack = load_stack("nemo")
+    whole, adapted = stack_graph(LLAMA, stack), stack_graph(LLAMA, stack, adapter=16)
+
+    wide_and_deep = (
+        LLAMA.width + (LLAMA.heads + 2 * LLAMA.kv_heads) * LLAMA.head_width,
+        2 * LLAMA.width, LLAMA.width + 2 * LLAMA.ffn, LLAMA.ffn + LLAMA.width,
+    )  # fmt: skip
+    assert adapted.trained_count == 16 * LLAMA.layers * sum(wide_and_deep)
+    assert adapted.parameter_count == whole.parameter_count + adapted.trained_count
+    assert adapted.gradient_reach(0) == "nothing"
+    share = adapted.micro_batch_flop(1, 512) / whole.micro_batch_flop(1, 512)
+    assert share == pytest.approx(2 / 3, abs=0.02), "no products for gradients of weights"

@@ -267,7 +267,7 @@ def test_nonsense_in_any_cell_changes_what_is_said_or_predicted(
         ({"expert_parallel": "4"}, "`expert_parallel` = '4', but `experts` is not published"),
         ({"attention": "linear"}, "`attention` = 'linear' is computed by no stack's graph"),
         ({"attention": "gqa", "kv_heads": ""}, "`kv_heads` not published"),
-        ({"lora_rank": "16"}, "no stack's graph has frozen weights"),
+        ({"lora_rank": "16"}, "adapters (`lora_rank` = '16'), whose costs under"),
         ({"zero": "3 + CPU/NVMe offload"}, "no stack's costs have its offload"),
         ({"grad_accum": "2"}, "are 8 each, but `microbatch` = 4"),
         ({"params": "46.7e9"}, "as of another model"),

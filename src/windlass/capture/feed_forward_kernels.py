@@ -34,7 +34,8 @@ class _Branch:
         return self.narrow.rows * (self.widen.wide + self.narrow.deep)
 
     def forward(self, precision: Precision | None) -> Iterator[Op]:
-        yield from (self.widen.forward(precision), self.activate, self.narrow.forward(precision))
+        yield from (*self.widen.forward(precision), self.activate)
+        yield from self.narrow.forward(precision)
 
     def backward(self, precision: Precision | None) -> Iterator[Op]:
         yield from (*self.narrow.backward(precision), self.activate_back)
@@ -49,8 +50,10 @@ class FeedForwardKernels:
     not divide them, it has its share of every expert's inner width.
     """
 
-    def __init__(self, config: TransformerConfig, stack: Stack, tensor: int) -> None:
-        self._config, self._stack, self._tensor = config, stack, tensor
+    def __init__(
+        self, config: TransformerConfig, stack: Stack, tensor: int, adapter: int | None = None
+    ) -> None:
+        self._config, self._stack, self._tensor, self._adapter = config, stack, tensor, adapter
         self._experts = config.experts
         divides = config.experts is not None and config.experts.count % tensor == 0
         self._spread = tensor if divides and stack.sequence_parallel else 1
@@ -68,7 +71,7 @@ class FeedForwardKernels:
         if self._experts is None:
             yield from self._dense[0].forward(precision)
             return
-        yield from (self._router(self._experts).forward(precision), self._choose(self._experts))
+        yield from (*self._router(self._experts).forward(precision), self._choose(self._experts))
         for branch in self._dense[:-1]:
             yield from branch.forward(precision)
         yield self._moves("rows_by_expert", 2 * self._sent)
@@ -148,8 +151,13 @@ class FeedForwardKernels:
         count = experts.count // spread if experts else None
         rows = experts.per_token / spread if experts else 1.0
         wide = inner * (2 if gated else 1)
-        widen = Linear(name=f"{prefix}widen", wide=wide, deep=width, experts=count, rows=rows)
-        narrow = Linear(name=f"{prefix}narrow", wide=width, deep=inner, experts=count, rows=rows)
+        widen, narrow = (
+            Linear(
+                name=f"{prefix}{name}", wide=to, deep=of, experts=count, rows=rows,
+                adapter=self._adapter,
+            )
+            for name, to, of in (("widen", wide, width), ("narrow", width, inner))
+        )  # fmt: skip
         eager = self._stack.fusion == "eager"
         moved = rows * (wide + inner + (inner if gated and eager else 0.0))
         there, back = (

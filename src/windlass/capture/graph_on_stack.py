@@ -5,6 +5,7 @@ Blocks are those of `stack_kernels`, whose letters and sources hold here too.
 
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain, groupby
+from typing import NamedTuple
 
 from windlass.capture.kernel import ACTIVATION_BYTES, kernel
 from windlass.capture.stack_kernels import BlockKernels
@@ -40,6 +41,7 @@ def stack_graph(
     degrees: Iterable[int] = (),
     *,
     predicted_share: float | None = None,
+    adapter: int | None = None,
 ) -> Graph:
     """The graph of a transformer on another stack, whole and as one of t tensor-parallel shards.
 
@@ -48,11 +50,16 @@ def stack_graph(
             allow.
         predicted_share: share of the positions for which the head computes logits; None means all,
             or those that a masked model predicts.
+        adapter: rank of the adapters of all linear layers of dense blocks, which alone are trained;
+            None trains all weights.
     """
     several = {degree for degree in degrees if degree > 1}
     share = predicted_share or (1.0 if config.causal else _MASKED_SHARE)
     blocks = _blocks(config)
-    kinds = {degree: _kinds(config, blocks, stack, degree, share) for degree in {1, *several}}
+    kinds = {
+        degree: _kinds(config, blocks, _Rank(stack, degree, adapter), share)
+        for degree in {1, *several}
+    }
     names = {block: name for name, block in blocks.items()}
     order = groupby(names[config.of_block(index)] for index in range(config.layers))
     return Graph(
@@ -95,29 +102,42 @@ def _blocks(config: TransformerConfig) -> dict[str, TransformerConfig]:
     return {f"block{number or ''}": block for number, block in enumerate(kinds)}
 
 
+class _Rank(NamedTuple):
+    """What computes a layer: a stack's tensor-parallel rank, with adapters of a rank or without."""
+
+    stack: Stack
+    tensor: int
+    adapter: int | None
+
+    def kernels(
+        self, config: TransformerConfig, precision: Precision | None = None
+    ) -> BlockKernels:
+        return BlockKernels(config, self.stack, self.tensor, precision, self.adapter)
+
+    def frozen(self, *parameters: ParameterInfo) -> tuple[ParameterInfo, ...]:
+        """Parameters that are no adapters, which are not trained beside any."""
+        if self.adapter is None:
+            return parameters
+        return tuple(each.model_copy(update={"frozen": True}) for each in parameters)
+
+
 def _kinds(
     config: TransformerConfig,
     blocks: Mapping[str, TransformerConfig],
-    stack: Stack,
-    tensor: int,
+    rank: _Rank,
     predicted_share: float,
 ) -> dict[str, LayerKind]:
     kinds = (
-        _embedding(config, stack, tensor),
-        *(_block(name, block, stack, tensor) for name, block in blocks.items()),
-        _head(config, stack, tensor, predicted_share),
+        _embedding(config, rank),
+        *(_block(name, block, rank) for name, block in blocks.items()),
+        _head(config, rank, predicted_share),
     )
     return {kind.name: kind for kind in kinds}
 
 
-def _block(name: str, config: TransformerConfig, stack: Stack, tensor: int) -> LayerKind:
-    plain = BlockKernels(config, stack, tensor)
-    weights = tuple(
-        ParameterInfo(
-            name=f"{each.name}.weight", shape=each.weights, expert=True if each.experts else None
-        )
-        for each in plain.linears()
-    )
+def _block(name: str, config: TransformerConfig, rank: _Rank) -> LayerKind:
+    stack, plain = rank.stack, rank.kernels(config)
+    weights = chain.from_iterable(each.parameters() for each in plain.linears())
     norms = tuple(ParameterInfo(name=name, shape=(config.width,)) for name in ("norm", "ffn_norm"))
     biases: tuple[ParameterInfo, ...] = ()
     if config.ffn_bias:
@@ -127,33 +147,30 @@ def _block(name: str, config: TransformerConfig, stack: Stack, tensor: int) -> L
         )
     return LayerKind(
         name=name,
-        parameters=(*weights, *biases, *norms),
+        parameters=(*weights, *rank.frozen(*biases, *norms)),
         is_hidden=True,
-        costs=tuple(_block_cost(config, stack, tensor, each, False) for each in _precisions(stack)),
-        selective_costs=tuple(
-            _block_cost(config, stack, tensor, each, True) for each in _precisions(stack)
-        ),
+        costs=tuple(_block_cost(config, rank, each, False) for each in _precisions(stack)),
+        selective_costs=tuple(_block_cost(config, rank, each, True) for each in _precisions(stack)),
     )
 
 
 def _block_cost(
-    config: TransformerConfig, stack: Stack, tensor: int, precision: Precision, selective: bool
+    config: TransformerConfig, rank: _Rank, precision: Precision, selective: bool
 ) -> LayerCost:
-    narrow = None if precision == "bfloat16" else precision
-    kernels = BlockKernels(config, stack, tensor, narrow)
+    kernels = rank.kernels(config, None if precision == "bfloat16" else precision)
     again = kernels.again() if selective else ()
     boundary = Polynomial(bs=ACTIVATION_BYTES * config.width * kernels.whole)
     cost = _cost(
         precision, kernels.forward(), chain(again, kernels.backward()),
         kernels.saved(selective=selective), boundary, kernels.working(), sent=kernels.sent(),
     )  # fmt: skip
-    if not stack.recompute_stops_early:
+    if not rank.stack.recompute_stops_early:
         return cost
     return cost.model_copy(update={"recompute": tuple(kernels.until_narrow())})
 
 
-def _embedding(config: TransformerConfig, stack: Stack, tensor: int) -> LayerKind:
-    kernels = BlockKernels(config, stack, tensor)
+def _embedding(config: TransformerConfig, rank: _Rank) -> LayerKind:
+    stack, tensor, kernels = rank.stack, rank.tensor, rank.kernels(config)
     share = kernels.whole
     numbers = ACTIVATION_BYTES * config.width * (2 + (1 if stack.dropout else 0) * share)
     ops = [kernel("embedding", "memory", read=numbers, calls=3)]
@@ -174,7 +191,7 @@ def _embedding(config: TransformerConfig, stack: Stack, tensor: int) -> LayerKin
     back = (kernel("embedding_back", "memory", read=numbers, calls=2),)
     return LayerKind(
         name="embedding",
-        parameters=tuple(tables),
+        parameters=rank.frozen(*tables),
         costs=tuple(
             _cost(each, ops, back, Polynomial(), output, 0.0, first=True, sent=kernels.sent())
             for each in _precisions(stack)
@@ -183,9 +200,9 @@ def _embedding(config: TransformerConfig, stack: Stack, tensor: int) -> LayerKin
     )
 
 
-def _head(config: TransformerConfig, stack: Stack, tensor: int, share: float) -> LayerKind:
+def _head(config: TransformerConfig, rank: _Rank, share: float) -> LayerKind:
     """Final norm, projection to the vocabulary and loss."""
-    kernels = BlockKernels(config, stack, tensor)
+    stack, tensor, kernels = rank.stack, rank.tensor, rank.kernels(config)
     rows = -(-config.vocabulary // tensor)
     tokens, depth = Polynomial(bs=share), Polynomial(constant=config.width)
     columns, one = Polynomial(constant=rows), Polynomial(constant=1)
@@ -203,6 +220,10 @@ def _head(config: TransformerConfig, stack: Stack, tensor: int, share: float) ->
                 kernel("all_gather", "collective", collective=Collective("all_gather", exchange)),
             )
     product = MatmulShape(one, tokens, columns, depth)
+    by_weight = MatmulShape(one, depth, columns, tokens)
+    weights = (
+        (kernel("logits_weight", "matmul", flop, shape=by_weight),) if rank.adapter is None else ()
+    )
     forward = (
         kernel("norm", "memory", read=norm),
         *gathers,
@@ -217,7 +238,7 @@ def _head(config: TransformerConfig, stack: Stack, tensor: int, share: float) ->
     backward = (
         kernel("loss", "memory", read=back, calls=3),
         kernel("logits", "matmul", flop, shape=MatmulShape(one, tokens, depth, columns)),
-        kernel("logits_weight", "matmul", flop, shape=MatmulShape(one, depth, columns, tokens)),
+        *weights,
         *sums,
         kernel("norm", "memory", read=1.5 * norm),
     )
@@ -225,7 +246,7 @@ def _head(config: TransformerConfig, stack: Stack, tensor: int, share: float) ->
     logits = Polynomial(bs=share * rows * (8 if stack.fusion != "compiled" else 6))
     return LayerKind(
         name="head",
-        parameters=(
+        parameters=rank.frozen(
             ParameterInfo(name="norm", shape=(config.width,)),
             ParameterInfo(name="projection.weight", shape=(rows, config.width), tied_to=tied),
         ),

@@ -4,8 +4,17 @@ This module does not import torch.
 """
 
 from dataclasses import dataclass
+from itertools import chain
 
-from windlass.schema import Collective, MatmulShape, Op, OpKind, Polynomial, Precision
+from windlass.schema import (
+    Collective,
+    MatmulShape,
+    Op,
+    OpKind,
+    ParameterInfo,
+    Polynomial,
+    Precision,
+)
 
 ACTIVATION_BYTES = 2
 """Bytes of an activation: bfloat16 or float16."""
@@ -29,27 +38,53 @@ class Linear:
     narrows: bool = True
     """Whether its products take the factors of a narrow precision, which a router's do not."""
 
-    @property
-    def weights(self) -> tuple[int, ...]:
-        """Sizes of its weight: `[experts, wide, deep]`, or the last two."""
+    adapter: int | None = None
+    """Rank of the adapter that is trained in place of its weight (LoRA, arXiv:2106.09685)."""
+
+    def parameters(self) -> tuple[ParameterInfo, ...]:
+        """Its weight, `[wide, deep]` or `[experts, wide, deep]`, and those of its adapter."""
         sizes = (round(self.wide), round(self.deep))
-        return sizes if self.experts is None else (self.experts, *sizes)
-
-    def forward(self, precision: Precision | None) -> Op:
-        """Its product."""
-        return self._product(
-            _GROUPED if self.experts else self.name, self.wide, self.deep, precision
+        weight = ParameterInfo(
+            name=f"{self.name}.weight",
+            shape=sizes if self.experts is None else (self.experts, *sizes),
+            expert=True if self.experts else None,
+            frozen=True if self.adapter else None,
         )
+        return (weight, *chain.from_iterable(each.parameters() for each in self._adapter()))
 
-    def backward(self, precision: Precision | None) -> tuple[Op, Op]:
-        """The gradient of its input, then that of its weight."""
+    def forward(self, precision: Precision | None) -> tuple[Op, ...]:
+        """Its product, and those of its adapter with the sum of both."""
+        name = _GROUPED if self.experts else self.name
+        product = self._product(name, self.wide, self.deep, precision)
+        down_up = (each.forward(None) for each in self._adapter())
+        return (product, *chain.from_iterable(down_up), *self._sums(self.wide))
+
+    def backward(self, precision: Precision | None) -> tuple[Op, ...]:
+        """The gradient of its input, then that of its weight, or those of its adapter."""
         name = f"{_GROUPED}_input_grad" if self.experts else self.name
+        by_input = self._product(name, self.deep, self.wide, precision)
+        if self.adapter is not None:
+            up_down = (each.backward(None) for each in reversed(self._adapter()))
+            return (by_input, *chain.from_iterable(up_down), *self._sums(self.deep))
         by_weight = f"{_GROUPED}_weight_grad" if self.experts else f"{self.name}_weight"
         sides = Polynomial(constant=self.deep), Polynomial(constant=self.wide), self._each
+        return (by_input, self._op(by_weight, MatmulShape(self._batch, *sides), precision))
+
+    def _adapter(self) -> "tuple[Linear, ...]":
+        """The two linear layers of its adapter, in the order of a forward pass."""
+        if self.adapter is None:
+            return ()
+        rank = float(self.adapter)
         return (
-            self._product(name, self.deep, self.wide, precision),
-            self._op(by_weight, MatmulShape(self._batch, *sides), precision),
+            Linear(name=f"{self.name}.down", wide=rank, deep=self.deep, rows=self.rows),
+            Linear(name=f"{self.name}.up", wide=self.wide, deep=rank, rows=self.rows),
         )
+
+    def _sums(self, width: float) -> tuple[Op, ...]:
+        """The sum of what weight and adapter give: two are read, and one is written."""
+        if self.adapter is None:
+            return ()
+        return (kernel("add", "memory", read=3 * ACTIVATION_BYTES * self.rows * width),)
 
     @property
     def _batch(self) -> Polynomial:

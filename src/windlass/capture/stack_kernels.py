@@ -46,6 +46,8 @@ class BlockKernels:
     tensor: int
     precision: Precision | None = None
     """What the factors of linear layers are narrowed to; None for activations' own numbers."""
+    adapter: int | None = None
+    """Rank of the adapters beside frozen linear layers; None trains these."""
 
     @property
     def whole(self) -> float:
@@ -70,7 +72,7 @@ class BlockKernels:
     @property
     def feed_forward(self) -> FeedForwardKernels:
         """Those of its second part."""
-        return FeedForwardKernels(self.config, self.stack, self.tensor)
+        return FeedForwardKernels(self.config, self.stack, self.tensor, self.adapter)
 
     def linears(self) -> tuple[Linear, ...]:
         """A block's linear layers in order."""
@@ -80,7 +82,7 @@ class BlockKernels:
         """Linear layers that give queries, keys and values."""
         width, latent = float(self.config.width), self.config.latent
         if latent is None:
-            return (Linear(name="qkv", wide=self.attended, deep=width),)
+            return (Linear(name="qkv", wide=self.attended, deep=width, adapter=self.adapter),)
         heads = self.config.heads / self.tensor
         keys = latent.key_rank
         layers = [
@@ -95,16 +97,18 @@ class BlockKernels:
         return (down, Linear(name="queries", wide=queries, deep=rank), *layers)
 
     def _projection(self) -> Linear:
-        return Linear(name="projection", wide=float(self.config.width), deep=self.mixed)
+        width = float(self.config.width)
+        return Linear(name="projection", wide=width, deep=self.mixed, adapter=self.adapter)
 
     def forward(self) -> Iterator[Op]:
         """Operations of a forward pass in order."""
         yield from self._casts(backward=False)
         yield from self._gather()
-        yield from (each.forward(self.precision) for each in self._into_attention())
+        for each in self._into_attention():
+            yield from each.forward(self.precision)
         yield self._copies()
         yield from self.attention()
-        yield self._projection().forward(self.precision)
+        yield from self._projection().forward(self.precision)
         yield from self._scatter()
         yield self._residual()
         yield from self._among_ranks(self.feed_forward.forward(self.precision))

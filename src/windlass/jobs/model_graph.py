@@ -39,6 +39,7 @@ from windlass.models import (
 )
 from windlass.schema import (
     Graph,
+    LoraRequest,
     Machine,
     ModelIdentity,
     Precision,
@@ -143,12 +144,13 @@ def _graph_on_stack(
             f"`sparsity` is asked for, and `{stack.name}` trains no sparse weights; leave out "
             "`--stack` or `sparsity`"
         )
-    if model.lora is not None or model.frozen is not None:
+    if model.frozen is not None or (model.lora is not None and not stack.can.adapters):
         raise RequestError(
             f"`lora` or `train.frozen` is asked for, and how `{stack.name}` trains a part of the "
             "weights is not known; leave `--stack` or them out"
         )
-    config = _catalogue_config(model, objects)
+    adapter = None if model.lora is None else _adapter_rank(model.lora, stack)
+    config = _catalogue_config(model.model_copy(update={"lora": None}), objects)
     if config is None:
         raise RequestError(
             f"`{model.name}` is a model of your own, and how `{stack.name}` computes it is not "
@@ -160,7 +162,27 @@ def _graph_on_stack(
             f"`{model.name}` has experts, and how `{stack.name}` computes these is not known; "
             "leave `--stack` out, or name `nemo`"
         )
-    return stack_graph(config, stack, degrees)
+    if config.experts is not None and adapter is not None:
+        raise RequestError(
+            f"`lora` is asked for beside the experts of `{model.name}`, and how `{stack.name}` "
+            "trains adapters of experts is not known; leave `--stack` or `lora` out"
+        )
+    return stack_graph(config, stack, degrees, adapter=adapter)
+
+
+def _adapter_rank(lora: LoraRequest, stack: Stack) -> int:
+    """The rank of adapters beside all linear layers of blocks, of which a stack's cost is known."""
+    odd = [
+        f"`lora.{name}`"
+        for name in ("targets", "ranks", "trained", "adapter", "base")
+        if getattr(lora, name) is not None
+    ]
+    if odd:
+        raise RequestError(
+            f"{', '.join(odd)}: the cost of adapters under `{stack.name}` is known for `lora.rank` "
+            "alone, beside all linear layers of blocks; leave `--stack` or it out"
+        )
+    return lora.rank
 
 
 def model_notes(graph: Graph, objects: PlannedObjects = NO_OBJECTS) -> tuple[str, ...]:

@@ -62,7 +62,6 @@ def model_shape(
         )
     width, sequence = required_numbers(row, "hidden", "seq")
     heads = _heads(row, width, usual_heads, assumptions)
-    _refuse_unread(row)
     masked = bool(_MASKED_MODELS.search(name))
     stated = leading_count(row, "vocab")
     vocabulary = stated or (_MASKED_VOCABULARY if masked else _VOCABULARY)
@@ -75,21 +74,14 @@ def model_shape(
         layers=1.0, width=width, heads=heads, sequence=sequence, vocabulary=vocabulary,
         kv_head_share=kv_head_share, ffn=ffn, ffn_matrices=3.0 if gated else 2.0,
         vocabulary_matrices=2.0 if gated else 1.0, head_width=read_number(row, "head_dim") or 0.0,
-        experts=_experts(row), head_position_share=_MASKED_SHARE if masked else 1.0,
+        experts=_experts(row), adapter=read_count(row, "lora_rank") or 0.0,
+        head_position_share=_MASKED_SHARE if masked else 1.0,
     )  # fmt: skip
     shape = _with_attention(row, shape, assumptions)
     layers = read_count(row, "layers")
     if layers is None:
         return replace(shape, layers=_layers_from_parameters(row, shape, assumptions))
     return _as_many_parameters(row, replace(shape, layers=layers), assumptions)
-
-
-def _refuse_unread(row: TableRow) -> None:
-    """Refuses what a row says of its model and no stack's graph computes."""
-    if read_number(row, "lora_rank"):
-        raise UnusableRow(
-            f"{shown_cell(row, 'lora_rank')}: adapters; no stack's graph has frozen weights"
-        )
 
 
 def _experts(row: TableRow) -> ExpertConfig | None:

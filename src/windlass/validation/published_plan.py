@@ -85,14 +85,16 @@ def _graph_of(run: PublishedRun, config: RunConfig, stack: Stack) -> Graph:
         return image_graph(image)
     model = transformer_config(run.model, run.shape)
     degree, share = round(config.tensor), run.shape.head_position_share
-    return _graph(model, stack, degree, share, bool(config.stage_halves))
+    adapter = round(run.shape.adapter) or None
+    return _graph(model, stack, degree, share, adapter, bool(config.stage_halves))
 
 
 @lru_cache(maxsize=4096)
 def _graph(
-    config: TransformerConfig, stack: Stack, tensor: int, share: float, halves: bool
-) -> Graph:
-    graph = stack_graph(config, stack, (tensor,), predicted_share=share)
+    config: TransformerConfig, stack: Stack, tensor: int, share: float, adapter: int | None,
+    halves: bool,
+) -> Graph:  # fmt: skip
+    graph = stack_graph(config, stack, (tensor,), predicted_share=share, adapter=adapter)
     return split_blocks(graph) if halves else graph
 
 

@@ -31,6 +31,8 @@ class ModelShape:
     """Tokens that every other block sees of a sequence; 0 means that each block sees all."""
     latent: LatentAttention | None = None
     experts: ExpertConfig | None = None
+    adapter: float = 0.0
+    """Rank of the adapters that alone are trained; 0 trains all weights."""
     head_position_share: float = 1.0
     """Share of the positions for which the head computes logits; a masked model's masked share."""
     image_flop: float = 0.0
@@ -89,13 +91,15 @@ class ModelShape:
     def flop_per_token(self) -> float:
         """Model FLOP of a step for each token, `6 P + 12 L h s`, recompute not counted.
 
-        P counts the experts that a token takes. Source: Chowdhery et al. 2022, PaLM, appendix B.
+        P counts the experts that a token takes; frozen weights have no gradient, `4 P`.
+        Source: Chowdhery et al. 2022, PaLM, appendix B.
         """
         latent = self.latent
         width = self.query_width if latent is None else self.heads * latent.mean_width
         scores = 12.0 * self.layers * width * self.sequence
         used = self._block_parameters(used=True) + self.vocabulary_parameters
-        return 6.0 * (used + self.image_parameters) + scores + 3.0 * self.image_flop
+        each = 4.0 if self.adapter else 6.0
+        return each * (used + self.image_parameters) + scores + 3.0 * self.image_flop
 
     @property
     def parameters(self) -> float:

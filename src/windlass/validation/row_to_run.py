@@ -77,11 +77,7 @@ def _run(row: TableRow, heads: Mapping[float, float]) -> PublishedRun:
         shape, configs = image_shape(image), [image_run_config(row)]
     else:
         shape = model_shape(row, heads, assumptions)
-        if shape.experts is not None and not load_stack(cluster.stack).can.expert:
-            raise UnusableRow(
-                f"a mixture of experts ({shown_cell(row, 'experts')}), whose costs under "
-                f"`{cluster.stack}` are not known"
-            )
+        _refuse_unknown_costs(row, shape, cluster.stack)
         if cluster.filled != 1.0:
             shape = replace(shape, sequence=shape.sequence * cluster.filled)
         if family in _IPU_HOSTS:
@@ -110,6 +106,18 @@ def _run(row: TableRow, heads: Mapping[float, float]) -> PublishedRun:
         assumptions=tuple(assumptions),
         unread=row.unread,
     )
+
+
+def _refuse_unknown_costs(row: TableRow, shape: ModelShape, stack: str) -> None:
+    """Refuses a model whose layers a stack computes in a way that is not known."""
+    can = load_stack(stack).can
+    if shape.experts is not None and not can.expert:
+        kind = f"a mixture of experts ({shown_cell(row, 'experts')})"
+    elif shape.adapter and (shape.experts is not None or not can.adapters):
+        kind = f"adapters ({shown_cell(row, 'lora_rank')})"
+    else:
+        return
+    raise UnusableRow(f"{kind}, whose costs under `{stack}` are not known")
 
 
 def _devices_per_host(row: TableRow, devices: float) -> float | None:

@@ -59,6 +59,8 @@ class Capabilities(_StackTable):
     """Whether a sequence can be divided over ranks (context parallelism)."""
     expert: bool = False
     """Whether experts can be divided over ranks (expert parallelism)."""
+    adapters: bool = False
+    """Whether adapters of all linear layers of blocks can be trained beside frozen weights."""
     pipeline: bool = True
     """Whether layers can be on pipeline stages."""
     compile: bool = False
