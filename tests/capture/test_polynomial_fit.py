@@ -2,7 +2,7 @@
 
 from hypothesis import given, strategies as st
 
-from windlass.capture.polynomial_fit import FIT_MICRO_BATCHES, fit_polynomial, sum_polynomials
+from windlass.capture.trace import FIT_MICRO_BATCHES, fit_polynomial, sum_polynomials
 from windlass.schema.graph import Polynomial
 
 WHOLE = st.integers(-(2**20), 2**20)

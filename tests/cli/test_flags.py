@@ -7,9 +7,9 @@ import pytest
 from cyclopts import App
 
 from windlass.api.compare import batch, compare_machines as compare
+from windlass.api.exchange import mirror
 from windlass.api.layer_dataflow import dataflow
-from windlass.api.limits.smallest_machine import smallest_machines as smallest_machine
-from windlass.api.record.exchange import mirror
+from windlass.api.smallest_machine import smallest_machines as smallest_machine
 from windlass.cli.commands.record.runs import list_runs
 from windlass.cli.commands.record.sweep import run_sweep
 

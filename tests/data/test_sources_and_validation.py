@@ -8,8 +8,7 @@ from made_text import prepare, words
 from pydantic import ValidationError
 
 from windlass.data.batches import Batches
-from windlass.data.statistics import dataset_statistics
-from windlass.data.token_files import TokenDataset
+from windlass.data.token_files import TokenDataset, dataset_statistics
 from windlass.errors import DataError, InputErrors
 from windlass.schema import DataRequest
 

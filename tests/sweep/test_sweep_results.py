@@ -5,8 +5,8 @@ import random
 import optuna
 from made_sweeps import made_request
 
+from windlass.sweep.run_values import best_trials, importance, ranked_trials
 from windlass.sweep.sweep_file import Trial
-from windlass.sweep.sweep_results import best_trials, importance, ranked_trials
 
 REQUEST = made_request(space={"rate": "1e-4..1e-2:log", "kind": "a,b,c", "seed": "1..5"})
 

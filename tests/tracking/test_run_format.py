@@ -13,8 +13,7 @@ from windlass.tracking.run_folder import (
     read_run_format,
     reopen_run_folder,
 )
-from windlass.tracking.run_index import describe_other_formats, find_run
-from windlass.tracking.run_reader import load_run
+from windlass.tracking.run_reader import describe_other_formats, find_run, load_run
 
 OLDER = (
     rf"`.*{{name}}` was written by an older Windlass \(format 1, this one reads {RUN_FORMAT}\); "

@@ -6,7 +6,7 @@ import pytest
 
 from windlass.errors import RecordError
 from windlass.tracking.run_folder import RunFolder, create_run_folder
-from windlass.tracking.run_index import find_run
+from windlass.tracking.run_reader import find_run
 
 
 def make(root: Path, name: str = "gpt-tiny") -> RunFolder:

@@ -2,15 +2,15 @@ from windlass.answer import Answer, Bullets, json_text, word_table
 from windlass.api.commands import Fit, evaluate_tables, fit, launch, validate
 from windlass.api.compare import ALL_MACHINES, batch, compare_machines, sparse_speedup
 from windlass.api.layer_dataflow import Dataflow, dataflow
-from windlass.api.limits.size_search import largest_model, measure_largest_model, require_local
-from windlass.api.limits.smallest_machine import smallest_machines
+from windlass.api.size_search import largest_model, measure_largest_model, require_local
+from windlass.api.smallest_machine import smallest_machines
 from windlass.api.names import keys, models
 from windlass.api.proof import (
     VERIFICATION_STEPS, Check, check, rehearse, verification_steps, verified, verified_numerics,
 )  # fmt: skip
-from windlass.api.record.exchange import TrackedRun, import_runs, init, mirror
-from windlass.api.record.serving import SERVER_HOST, SERVER_PORT, read_token, serve
-from windlass.api.record.stores import follow_sync, merge_runs, sync_runs
+from windlass.api.exchange import TrackedRun, import_runs, init, mirror
+from windlass.api.serving import SERVER_HOST, SERVER_PORT, read_token, serve
+from windlass.api.stores import follow_sync, merge_runs, sync_runs
 from windlass.distributed import (
     ClusterHost, ClusterRank, ElasticRecovery, KubernetesJob, RayJob, Scheduler, SlurmJob,
     become_ranks, prepare_cluster_run, run_cluster_rank, run_host, run_rank,

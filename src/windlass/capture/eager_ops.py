@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from math import prod
 
-from windlass.capture.polynomial_fit import sum_polynomials
-from windlass.capture.trace import FittedTrace, TracedCall
+from windlass.capture.trace import FittedTrace, TracedCall, sum_polynomials
 from windlass.schema import (
     Collective,
     KeptBlocks,

@@ -19,8 +19,7 @@ from windlass.capture.eager_ops import (
     layout_copy_bytes,
     matmul_shape,
 )
-from windlass.capture.polynomial_fit import sum_polynomials
-from windlass.capture.trace import FittedTrace, LayerTrace, TracedCall
+from windlass.capture.trace import FittedTrace, LayerTrace, TracedCall, sum_polynomials
 from windlass.schema import PRECISION_BYTES, LayerCost, Op, Polynomial, Precision
 
 _TYPICAL = (4, 512)

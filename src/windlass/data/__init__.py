@@ -25,13 +25,13 @@ from windlass.data.packing import (
 from windlass.data.pixels import PixelScale
 from windlass.data.read_ahead import Examples, ReadAhead, TrainingBatches
 from windlass.data.sources import corpus_bytes
-from windlass.data.statistics import DatasetStatistics, dataset_statistics
+from windlass.data.token_files import (
+    DatasetStatistics, PromptsMeta, SplitMeta, TokenDataset, dataset_statistics, document_files,
+    held_out_texts, open_dataset,
+)  # fmt: skip
 from windlass.data.tasks import (
     CODE_CHOICES, ChoiceLikelihood, EncodedChoice, Question, code_tasks, save_questions,
     standard_error,
-)  # fmt: skip
-from windlass.data.token_files import (
-    PromptsMeta, SplitMeta, TokenDataset, document_files, held_out_texts, open_dataset,
 )  # fmt: skip
 from windlass.data.tokenizer import Tokenizer, load_tokenizer
 from windlass.data.tokenizer_folder import converted_tokenizer

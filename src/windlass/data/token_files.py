@@ -8,7 +8,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,10 +16,12 @@ import numpy.typing as npt
 from windlass.atomic_files import hash_file
 from windlass.data.chat import ChatTemplate, find_chat_template
 from windlass.data.content_hashes import hash_files
+from windlass.data.keyed_choices import source_mixture
 from windlass.data.readers import SourceFile
 from windlass.data.tokenizer import Tokenizer, load_tokenizer
 from windlass.document import Document
 from windlass.errors import WindlassError
+from windlass.schema import DataRequest
 
 META_FILE, SEAL_FILE, TOKENIZER_FILE = "meta.json", "meta.sha256", "tokenizer.json"
 HELD_OUT_BYTES_FILE = "held_out.bytes.bin"
@@ -294,3 +296,35 @@ def _fingerprint(meta: DatasetMeta) -> str:
     if meta.chat_template:
         parts += [meta.files[weights_file(split)].sha256 for split in ("train", "held_out")]
     return hashlib.sha256(" ".join(parts).encode()).hexdigest()[:12]
+
+
+class DatasetStatistics(Document):
+    """What a text holds."""
+
+    quantiles: ClassVar[tuple[float, ...]] = (0.0, 0.5, 0.95, 1.0)
+    """The quantiles of `document_tokens`: shortest, median, 95 % and longest."""
+
+    meta: DatasetMeta
+    """Counts of the training and the held-out side, and of each source."""
+    tokens_fingerprint: str
+    """Hash of the tokens; runs with equal ones train on the same text."""
+    shares: tuple[float, ...]
+    """Share of the training sequences that comes from each source."""
+    document_tokens: tuple[int, ...]
+    """Tokens of a training document at the `quantiles`, with its end of text."""
+    notes: tuple[str, ...] = ()
+    """What of the sources was not read, a sentence each."""
+
+
+def dataset_statistics(data: DataRequest, tokens: TokenDataset) -> DatasetStatistics:
+    """The statistics of a request's text."""
+    sources = tokens.meta.train.sources
+    shares = source_mixture(data.weights or [part.tokens for part in sources], 0).shares
+    lengths = np.quantile(np.diff(tokens.documents.starts), DatasetStatistics.quantiles)
+    return DatasetStatistics(
+        meta=tokens.meta,
+        tokens_fingerprint=tokens.fingerprint,
+        shares=tuple(share / sum(shares) for share in shares),
+        document_tokens=tuple(round(length) for length in lengths.tolist()),
+        notes=tokens.notes,
+    )

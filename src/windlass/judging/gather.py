@@ -10,8 +10,7 @@ import numpy as np
 from windlass.errors import WindlassError
 from windlass.jobs import prepare_data
 from windlass.judge import DocumentCounts, Evidence, HostLoad
-from windlass.judging.history import History
-from windlass.judging.run_series import curve_of, curves_of, most_targets, rank_times
+from windlass.judging.history import History, curve_of, curves_of, most_targets, rank_times
 from windlass.schema import DEVICE_TIER, Plan, RunState
 from windlass.tracking import Series, journal_ranks, load_run, read_series
 from windlass.training import load_run_tokens, make_batches, planned_from_record

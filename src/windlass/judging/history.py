@@ -3,24 +3,27 @@
 import contextlib
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from windlass.document import Document
 from windlass.errors import InputErrors, RequestError
 from windlass.judge import (
     DEFAULT_PRIOR,
+    Curve,
     NoisePrior,
     Peer,
     PredictedTime,
+    RankTimes,
     fit_noise_prior,
     stall_share,
 )
-from windlass.judging.run_series import curve_of, curves_of, rank_times
+from windlass.program import mesh_coord
 from windlass.record import Catalog, RunQuery, RunRow
 from windlass.schema import (
     ENVIRONMENT_FILE,
@@ -29,10 +32,11 @@ from windlass.schema import (
     PREDICTION_FILE,
     Environment,
     Machine,
+    Parallelism,
     Plan,
     Prediction,
 )
-from windlass.tracking import journal_ranks, read_run_id, read_series
+from windlass.tracking import Series, journal_ranks, read_run_id, read_series
 
 D = TypeVar("D", bound=Document)
 _GroupKey = tuple[str | None, ...]
@@ -158,3 +162,53 @@ def _document(cls: type[D], path: Path) -> D | None:
     with contextlib.suppress(RequestError, InputErrors, OSError):
         return cls.load(path)
     return None
+
+
+_CURVES = ("loss", "gradient_norm", "learning_rate")
+_KIND_PREFIX, _ARRIVAL_PREFIX = "seconds.", "arrival."
+
+
+def curves_of(series: Mapping[str, Series]) -> dict[str, Curve]:
+    """The curves of a run, without the norms of steps that a scaled loss made it skip."""
+    curves = {name: curve_of(series, name) for name in _CURVES if name in series}
+    if "loss_scale" in series and "gradient_norm" in curves:
+        norms = curves["gradient_norm"]
+        kept = np.isfinite(norms.values)
+        curves["gradient_norm"] = Curve(norms.steps[kept], norms.values[kept])
+    return curves
+
+
+def curve_of(series: Mapping[str, Series], name: str) -> Curve:
+    """A series by its name; it has no step if the run has none of that name."""
+    if name not in series:
+        return Curve(np.empty(0, dtype=np.int64), np.empty(0))
+    return Curve(series[name].steps, series[name].values)
+
+
+def rank_times(rank: int, series: Mapping[str, Series], plan: Plan | None) -> RankTimes:
+    """The times of one rank; a step without a kind of instruction took no time for it."""
+    steps = curve_of(series, "seconds").steps
+
+    def aligned(one: Series) -> npt.NDArray[np.float64]:
+        values = np.zeros(len(steps))
+        values[np.isin(steps, one.steps)] = one.values[np.isin(one.steps, steps)]
+        return values
+
+    def of_prefix(prefix: str) -> dict[str, npt.NDArray[np.float64]]:
+        found = {name: one for name, one in series.items() if name.startswith(prefix)}
+        return {name.removeprefix(prefix): aligned(one) for name, one in found.items()}
+
+    cpu = series.get("cpu_seconds")
+    return RankTimes(
+        mesh_coord(rank, plan.parallel if plan else Parallelism()),
+        steps,
+        of_prefix(_KIND_PREFIX),
+        of_prefix(_ARRIVAL_PREFIX),
+        None if cpu is None else aligned(cpu),
+    )
+
+
+def most_targets(series: Mapping[str, Series]) -> int | None:
+    """Targets of a step, at most: its tokens, or its examples; None if they were not recorded."""
+    tokens = curve_of(series, "tokens").values
+    return int(tokens.max()) if len(tokens) else None

@@ -27,8 +27,7 @@ from .fused_loss.sizes import FusedLossSizes
 from .huggingface.export_layout import ExportLayout, export_layout
 from .huggingface.gguf_layout import GgufLayout, gguf_layout
 from .huggingface.gguf_vocabulary import GgufVocabulary, gguf_vocabulary
-from .huggingface.image_fields import class_names
-from .huggingface.image_processor import PROCESSOR_FILE, image_processor
+from .huggingface.image_processor import PROCESSOR_FILE, class_names, image_processor
 from .huggingface.model_folder import (
     find_model_folder, is_huggingface, is_peft_folder, is_pretrained, tokenizer_file,
 )  # fmt: skip
@@ -40,7 +39,7 @@ from .inspection.layer_kinds import is_embedding_only, norm_statistics, running_
 from .inspection.shape_inference import fake_state
 from .layer_stack import LayerStack, layer_sharding, layer_that_looks_ahead, materialize_layer
 from .loss import IGNORE_INDEX, in_loss_precision, layer_loss, mean_cross_entropy, set_layer_loss
-from .packing import document_buffers
+from .positions.documents import document_buffers
 from .selective_checkpoint import checkpoint_selectively
 from .sentences import (
     HEAD_RESULTS, HeadLosses, HeadOutputs, gives_text_classes, has_sentence_head, token_output,

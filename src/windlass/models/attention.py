@@ -21,7 +21,7 @@ from windlass.models.modules import (
     build_head_norm,
     residual_projection,
 )
-from windlass.models.packing import SeesDocuments, document_lengths, hidden_documents
+from windlass.models.positions.documents import SeesDocuments, document_lengths, hidden_documents
 from windlass.models.positions.visible_tokens import (
     VisibleTokens,
     hidden_tokens,

@@ -39,6 +39,7 @@ from windlass.models.layer_stack import (
 )
 from windlass.models.sparsity.sparse_layers import make_sparse
 from windlass.models.tracing.block_list import find_blocks
+from windlass.models.tracing.user_model import build_user_model, call_model_function
 from windlass.models.transformer import build_transformer
 from windlass.models.transformers_models.build_model import (
     build_pretrained,
@@ -49,7 +50,6 @@ from windlass.models.transformers_models.build_model import (
 )
 from windlass.models.transformers_models.stored_weights import names_in_model, open_stored
 from windlass.models.transformers_models.tp_rules import with_model_rules
-from windlass.models.user_model import build_user_model, call_model_function
 from windlass.schema import LoraRequest, SparsityRequest, is_users_own
 
 _FREE_ARGUMENTS = ("dropout", "split_blocks", "balance_loss", "sentence_head")

@@ -18,7 +18,7 @@ from windlass.models.context_parallel import (
     at_positions,
     count_in_runs,
 )
-from windlass.models.packing import positions_in_documents
+from windlass.models.positions.documents import positions_in_documents
 from windlass.models.positions.rope_scaling import RopeScaling
 from windlass.models.sparsity.imported_masks import RoleOutputs
 from windlass.models.sparsity.sparse_layers import Sparsifiable
@@ -227,3 +227,19 @@ def activated_gate(gate: Tensor, activation: Activation) -> Tensor:
 def build_dense_feed_forward(config: TransformerConfig) -> nn.Module:
     """The feed-forward branch that the configuration asks for, without experts."""
     return GatedFeedForward(config) if config.is_gated else FeedForward(config)
+
+
+def learned_positions(
+    table: Tensor, count: int, firsts: tuple[int, ...], documents: Tensor | None
+) -> Tensor:
+    """The vector of each token's position, `[s d]`; with documents `[b s d]`.
+
+    Args:
+        table: a row for each position.
+        firsts: position of the first token of each run.
+        documents: the document of each token of a whole row, in which positions begin at 0; None
+            means that a row is one document.
+    """
+    if documents is None:
+        return at_positions(table, count, firsts)
+    return table[at_positions(positions_in_documents(documents), count, firsts, dim=1)]

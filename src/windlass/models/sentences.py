@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from windlass.models.packing import SeesDocuments
+from windlass.models.positions.documents import SeesDocuments
 from windlass.schema import SENTENCES_PER_ROW
 
 

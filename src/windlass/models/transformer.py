@@ -17,9 +17,9 @@ from windlass.models.modules import (
     Projection,
     RotaryEmbedding,
     build_norm,
+    learned_positions,
 )
-from windlass.models.packing import SeesDocuments
-from windlass.models.positions.learned_positions import learned_positions
+from windlass.models.positions.documents import SeesDocuments
 from windlass.models.tensor_parallel.sharding_rules import ShardingRule, TensorShardable
 
 

@@ -27,13 +27,13 @@ from windlass.program.instruction import (
     WEIGHT_PASSES, Instruction, InstructionKind, Program,
 )  # fmt: skip
 from windlass.program.layer_mode_errors import (
-    float8_errors, fused_loss_errors, selective_recompute_errors, step_graph_errors,
+    float8_errors, fused_loss_errors, master_weight_errors, moment_errors,
+    offloaded_optimizer_errors, selective_recompute_errors, sparse_state_errors, step_graph_errors,
 )  # fmt: skip
 from windlass.program.lowering.lower import lower, lower_stage
 from windlass.program.memory.disk_usage import DiskUsage, disk_usage
 from windlass.program.memory.effects import InstructionEffects
-from windlass.program.memory.evaluation import evaluation_bytes
-from windlass.program.memory.layer_memory import LayerUse, memory_by_layer
+from windlass.program.memory.layer_memory import LayerUse, evaluation_bytes, memory_by_layer
 from windlass.program.memory.layer_sizes import (
     LayerSizes, StateSizes, layer_kind_state_sizes, plan_layer_sizes, plan_state_sizes,
     sparse_gradient_bytes, updated_elements, weight_gradient_elements,
@@ -41,9 +41,6 @@ from windlass.program.memory.layer_sizes import (
 from windlass.program.memory.liveness import MemoryProfile, memory_profile
 from windlass.program.memory.offloaded_bytes import (
     offloaded_bytes_by_tier, offloaded_layer_bytes, update_state_bytes,
-)  # fmt: skip
-from windlass.program.memory.optimizer_state import (
-    master_weight_errors, moment_errors, offloaded_optimizer_errors, sparse_state_errors,
 )  # fmt: skip
 from windlass.program.memory.stage_tensors import StageTensors
 from windlass.program.memory.tier_traffic import TierTraffic, sum_tiers

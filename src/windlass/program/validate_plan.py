@@ -7,14 +7,12 @@ from windlass.errors import InputErrors
 from windlass.program.layer_mode_errors import (
     float8_errors,
     fused_loss_errors,
-    recompute_errors,
-    step_graph_errors,
-)
-from windlass.program.memory.optimizer_state import (
     master_weight_errors,
     moment_errors,
     offloaded_optimizer_errors,
+    recompute_errors,
     sparse_state_errors,
+    step_graph_errors,
 )
 from windlass.program.replicas.context_parallel import context_errors, context_run_errors
 from windlass.program.replicas.expert_parallel import expert_errors

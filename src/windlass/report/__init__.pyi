@@ -26,12 +26,13 @@ from .terminal.dataflow_tables import (
     sparsity_table,
 )  # fmt: skip
 from .terminal.run_tables import expert_table, record_table, run_diff_table
-from .terminal.largest_model_table import largest_model_table
+from .terminal.plan_tables import (
+    largest_model_table, memory_table, plan_table, prediction_table, runners_up_table,
+)  # fmt: skip
 from .terminal.live_view import TrainingView
 from .terminal.machine_tables import (
     MachinesTable, StacksTable, machine_table, numbers_table, stack_table,
 )  # fmt: skip
-from .terminal.plan_tables import memory_table, plan_table, prediction_table, runners_up_table
 from .terminal.runs_table import columns_table, runs_table
 from .terminal.sweep_table import SweepRows, TrialRow, sweep_line, sweep_table, trial_line
 from .terminal.tables import fact_table

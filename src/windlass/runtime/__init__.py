@@ -37,7 +37,7 @@ from windlass.runtime.distributed.status_store import StatusStore
 from windlass.runtime.distributed.watchdog import HostWatchdog
 from windlass.runtime.engine import StartEngine, TimelineRecorder
 from windlass.runtime.expert_load import ExpertLoad
-from windlass.runtime.inference.evaluations import Evaluations
+from windlass.runtime.inference.held_out_loss import Evaluations
 from windlass.runtime.inference.generate import SamplingOptions, generate_text
 from windlass.runtime.inference.inference_model import InferenceModel
 from windlass.runtime.inference.rank_passes import RankPasses

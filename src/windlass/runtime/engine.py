@@ -9,7 +9,7 @@ from windlass.runtime.checkpoint.checkpoint import Checkpoint
 from windlass.runtime.checkpoint.run_checkpoints import RunCheckpoints
 from windlass.runtime.distributed.process_groups import DistContext
 from windlass.runtime.expert_load import ExpertLoad
-from windlass.runtime.inference.evaluations import Evaluations
+from windlass.runtime.inference.held_out_loss import Evaluations
 from windlass.runtime.interpreter import HeartbeatSlots
 from windlass.runtime.offload.transfer_queue import TransferStats
 from windlass.runtime.rank_context import RankContext

@@ -13,7 +13,7 @@ from windlass.runtime.distributed.heartbeat import CompileHeartbeat, DeviceHeart
 from windlass.runtime.distributed.p2p import P2PCommunicator
 from windlass.runtime.distributed.process_groups import DistContext, ProcessGroups, SingleProcess
 from windlass.runtime.engine import TimelineRecorder
-from windlass.runtime.inference.evaluations import Evaluations
+from windlass.runtime.inference.held_out_loss import Evaluations
 from windlass.runtime.inference.rank_passes import RankPasses
 from windlass.runtime.interpreter import OTHER_WORK_SLOT, HeartbeatSlots, Interpreter, timer_for
 from windlass.runtime.layer_templates import LayerTemplate, layer_templates

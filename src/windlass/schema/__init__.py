@@ -54,19 +54,16 @@ from windlass.schema.request import (
     BatchRequest, OffloadRequest, ParallelRequest, Request, ResolvedRequest, ShardingRequest,
     meant_sizes,
 )  # fmt: skip
-from windlass.schema.run_inputs import (
-    CODE_FILE, DATA_FILE, CodeSnapshot, CodeTree, DataManifest, DataSplit, InputName, OmittedFile,
-    UntrackedFile,
-)  # fmt: skip
 from windlass.schema.run_record import (
-    ATTEMPTS_FOLDER, CHAT_TEMPLATE_FILE, CHECKPOINT_FOLDER, CONFIG_FILE,
-    CONVERTED_CHECKPOINT_FOLDER, ENVIRONMENT_FILE, EVALUATIONS_FOLDER, EXAMPLES_FILE,
+    ATTEMPTS_FOLDER, CHAT_TEMPLATE_FILE, CHECKPOINT_FOLDER, CODE_FILE, CONFIG_FILE,
+    CONVERTED_CHECKPOINT_FOLDER, DATA_FILE, ENVIRONMENT_FILE, EVALUATIONS_FOLDER, EXAMPLES_FILE,
     GENERATION_CONFIG_FILE, GRAPH_FILE, JOBSET_FILE, JOURNAL_FOLDER, LARGEST_MODEL_FILE,
     LAUNCH_FILE, LAUNCH_SECRET_FILE, MACHINE_FILE, MEASURED_TIMELINE_FILE, MERGED_CHECKPOINT_FOLDER,
     MODEL_CONFIG_FILE, PLAN_FILE, PREDICTED_TIMELINE_FILE, PREDICTION_FILE, PROGRAM_FILE, RAY_FILE,
     REPORT_FILE, REQUEST_FILE, SAMPLE_FILE, SLURM_FILE, SPECIAL_TOKENS_FILE, STATE_FOLDER,
-    TASKS_FOLDER, TOKENIZER_FILE, TOKENS_FOLDER, TRAINJOB_FILE, ConfigScalar, ConfigValue,
-    Environment, RunConfig, RunState, Step,
+    TASKS_FOLDER, TOKENIZER_FILE, TOKENS_FOLDER, TRAINJOB_FILE, CodeSnapshot, CodeTree,
+    ConfigScalar, ConfigValue, DataManifest, DataSplit, Environment, InputName, OmittedFile,
+    RunConfig, RunState, Step, UntrackedFile,
 )  # fmt: skip
 from windlass.schema.sparsity import BLOCK_SIZES, ModelIdentity, SparsityRequest
 from windlass.schema.tensor_grid import (

@@ -6,7 +6,7 @@ from windlass.sweep.search_space import Dimension, end_points, grid_points, is_r
 from windlass.sweep.sweep_file import (
     ARM, SWEEPS_FOLDER, SweepFolder, SweepRequest, Trial, sweep_names,
 )  # fmt: skip
-from windlass.sweep.sweep_results import best_trials, importance, ranked_trials
+from windlass.sweep.run_values import best_trials, importance, ranked_trials
 
 __all__ = [
     "ARM", "SWEEPS_FOLDER", "Dimension", "Driver", "SweepFolder", "SweepRequest", "SweepStatus",

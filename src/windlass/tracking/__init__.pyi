@@ -17,9 +17,8 @@ from .run_folder import (
     journal_files, journal_path, rank_journal, read_run_format, read_run_id, reopen_run_folder,
     require_no_other_content, run_folder_name, uuid7, write_run_id,
 )  # fmt: skip
-from .run_index import describe_other_formats, describe_parent, find_run
+from .run_reader import RunRecord, describe_other_formats, describe_parent, find_run, load_run
 from .run_inputs import INPUT_FILES, input_fingerprints, make_data_manifest
-from .run_reader import RunRecord, load_run
 from .series import Series, continued, journal_ranks, read_series, series_of
 from .step_records import append_step
 from .system_monitor import SystemMonitor

@@ -1,4 +1,4 @@
-from .default_stack import on_default_stack
+from .new_run import on_default_stack, start_run, train
 from .disk_check import disk_usage_bytes
 from .imported_run import import_model
 from .inputs.batches import FIRST_QUESTION, data_notes, make_batches, with_document_lengths
@@ -8,7 +8,6 @@ from .legs import as_single_leg, request_at_step
 from .loop.hooks import Instrumentation, LoopHooks, never_stop
 from .loop.local_ranks import launch_local_ranks, rank_server, watchdog_timeouts
 from .loop.training_loop import train_rank
-from .new_run import start_run, train
 from .parent import ParentRun, find_parent, request_of_child
 from .parent_options import (
     NO_PARENT, ParentOptions, beside_adapters, plan_of_child, request_of_parent,

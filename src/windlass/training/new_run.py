@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from windlass.errors import RequestError
+from windlass.errors import InputErrors, PlanError, RequestError
 from windlass.jobs import (
     RUNS,
     Planned,
@@ -14,13 +14,15 @@ from windlass.jobs import (
     make_request,
     optimizer_overrides,
     plan,
+    plan_request,
     prepare_data,
     request_origins,
     size_of,
 )
 from windlass.models import find_model_folder, is_huggingface
-from windlass.program import Program
+from windlass.program import Program, unmet_needs
 from windlass.schema import REQUEST_FILE, Request
+from windlass.stacks import load_stack
 from windlass.stop_signals import end_until_asked
 from windlass.tracking import (
     RunFolder,
@@ -257,3 +259,44 @@ def _dataset(
 def _short_name(model: str) -> str:
     """The part of a model's name that a run's folder bears: of a long path, its end."""
     return find_model_folder(model).config.resolve().parent.name if is_huggingface(model) else model
+
+
+_STACK = "torch"
+
+
+def on_default_stack(planned: Planned, *, progress: Progress | None = None) -> Planned:
+    """The plan to run, for `torch` if it is for several GPUs; its first note says why.
+
+    Args:
+        planned: what a search has found, for the stack that its request names, if any.
+        progress: called with how far the search is.
+
+    Raises:
+        PlanError: nothing fits.
+    """
+    several = planned.plan.parallel.devices > 1 and planned.machine.device.kind == "cuda"
+    if planned.request.stack is not None or not several:
+        return planned
+    own = f"runs on Windlass's own runtime: `{_STACK}`, the default for several GPUs,"
+    if needs := unmet_needs(planned.request, load_stack(_STACK)):
+        return _with_note(planned, f"{own} has no {needs[0].lacks} (`{needs[0].key}`)")
+    request = planned.request.model_copy(update={"stack": _STACK})
+    try:
+        other = plan_request(request, planned.objects, progress)
+        prediction = other.prediction
+    except (InputErrors, PlanError) as error:
+        return _with_note(planned, f"{own} has no plan for it: {str(error).splitlines()[0]}")
+    note = (
+        f"runs on PyTorch's own distributed parts, stack `{_STACK}`, the default for several GPUs; "
+        f"`--stack windlass` is Windlass's own runtime ({_ratio(planned, prediction.step_seconds)})"
+    )
+    return _with_note(other, note)
+
+
+def _ratio(own: Planned, seconds: float) -> str:
+    """How long a step of the own runtime takes beside one of so many seconds."""
+    return f"predicted at {own.prediction.step_seconds / seconds:.2f} of its time a step"
+
+
+def _with_note(planned: Planned, note: str) -> Planned:
+    return replace(planned, notes=(note, *planned.notes))

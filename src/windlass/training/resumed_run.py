@@ -32,13 +32,12 @@ from windlass.schema import (
 from windlass.stop_signals import end_until_asked
 from windlass.tracking import RunFolder, RunRecord, collect_environment, reopen_run_folder
 from windlass.training.disk_check import require_disk_space_to_resume
-from windlass.training.inputs.batches import make_batches
+from windlass.training.inputs.batches import make_batches, with_skipped_batches
 from windlass.training.inputs.run_data import (
     load_run_tokens,
     requested_text_fingerprint,
     with_saved_config,
 )
-from windlass.training.inputs.skipped_batches import with_skipped_batches
 from windlass.training.legs import request_at_step, start_of_leg
 from windlass.training.loop.hooks import LoopHooks, never_stop
 from windlass.training.loop.local_ranks import rank_server

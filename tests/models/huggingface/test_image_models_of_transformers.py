@@ -14,8 +14,7 @@ from windlass.errors import InputErrors, ModelError
 from windlass.models.build import build_layer_stack
 from windlass.models.catalog import is_residual, model_config, resnet_config
 from windlass.models.huggingface.export_layout import ExportLayout, export_layout
-from windlass.models.huggingface.image_fields import ModelConfig
-from windlass.models.huggingface.image_processor import image_processor
+from windlass.models.huggingface.image_processor import ModelConfig, image_processor
 from windlass.models.huggingface.write_config import config_content
 from windlass.models.layer_stack import LayerStack
 

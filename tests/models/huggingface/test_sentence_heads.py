@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from windlass.models.build import build_layer_stack
 from windlass.models.catalog import apply_model_arguments, model_config
 from windlass.models.huggingface.export_layout import export_layout
-from windlass.models.huggingface.image_fields import class_names
+from windlass.models.huggingface.image_processor import class_names
 from windlass.models.huggingface.write_config import config_content
 from windlass.models.layer_stack import LayerStack
 from windlass.models.loss import layer_loss

@@ -12,7 +12,7 @@ from windlass.models.build import build_layer_stack
 from windlass.models.catalog import model_config
 from windlass.models.layer_stack import materialize_layer
 from windlass.models.loss import IGNORE_INDEX
-from windlass.models.packing import (
+from windlass.models.positions.documents import (
     document_buffers,
     document_lengths,
     positions_in_documents,

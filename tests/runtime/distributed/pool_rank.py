@@ -30,7 +30,7 @@ from windlass.data.batches import Batches
 from windlass.data.dataset_cache import prepare_dataset
 from windlass.data.examples import ExampleBatches, load_examples
 from windlass.data.keyed_choices import MlmMasking
-from windlass.data.tasks.choices import EncodedChoice
+from windlass.data.tasks.code_tasks import EncodedChoice
 from windlass.data.token_files import TokenDataset
 from windlass.models.build import build_layer_stack
 from windlass.models.catalog import is_causal

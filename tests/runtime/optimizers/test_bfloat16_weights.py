@@ -9,9 +9,9 @@ from safetensors.torch import load_file
 
 from windlass.data.batches import Batches
 from windlass.models.layer_stack import LayerStack
+from windlass.program.layer_mode_errors import master_weight_errors
 from windlass.program.lowering.lower import lower
 from windlass.program.memory.layer_sizes import layer_kind_state_sizes
-from windlass.program.memory.optimizer_state import master_weight_errors
 from windlass.runtime.checkpoint.checkpoint import Checkpoint, latest_checkpoint
 from windlass.runtime.optimizer_state.optimizer_state import StateFormat
 from windlass.runtime.optimizers.optimizer import Optimizer

@@ -7,7 +7,7 @@ import pytest
 from factories import tiny_graph, tiny_machine
 from windlass.errors import InputErrors
 from windlass.planner.defaults import resolve_defaults
-from windlass.program.memory.optimizer_state import offloaded_optimizer_errors
+from windlass.program.layer_mode_errors import offloaded_optimizer_errors
 from windlass.runtime.optimizers.updates import UPDATES
 from windlass.runtime.optimizers.weight_steps import step_type
 from windlass.schema.optimizers import OptimizerName, optimizer_law

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from windlass.capture.polynomial_fit import FIT_MICRO_BATCHES, fit_polynomial
 from windlass.capture.recording.recorder import RecordedPass, record_layer
-from windlass.capture.trace import FittedTrace
+from windlass.capture.trace import FIT_MICRO_BATCHES, FittedTrace, fit_polynomial
 from windlass.errors import ModelError
 from windlass.models import (
     LayerStack,

@@ -1,8 +1,8 @@
 """What a model is asked: choices behind contexts, and questions made of text."""
 
-from windlass.data.tasks.choices import ChoiceLikelihood, EncodedChoice
 from windlass.data.tasks.code_tasks import (
-    CODE_CHOICES, Question, code_tasks, save_questions, standard_error,
+    CODE_CHOICES, ChoiceLikelihood, EncodedChoice, Question, code_tasks, save_questions,
+    standard_error,
 )  # fmt: skip
 
 __all__ = [

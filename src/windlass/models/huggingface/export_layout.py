@@ -11,8 +11,7 @@ from torch import Tensor
 
 from windlass.errors import ModelError
 from windlass.models.huggingface.families import Family, find_family
-from windlass.models.huggingface.image_fields import ModelConfig
-from windlass.models.huggingface.image_processor import PROCESSOR_FILE
+from windlass.models.huggingface.image_processor import PROCESSOR_FILE, ModelConfig
 from windlass.models.huggingface.model_folder import (
     CONFIG_FILE,
     TOKENIZER_FILE,

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from windlass.models.config import TransformerConfig
 from windlass.models.huggingface.families import Family, find_family
-from windlass.models.huggingface.image_fields import ModelConfig
+from windlass.models.huggingface.image_processor import ModelConfig
 from windlass.models.huggingface.model_folder import ModelFolder, find_model_folder, is_huggingface
 from windlass.models.huggingface.read_config import config_from_values
 

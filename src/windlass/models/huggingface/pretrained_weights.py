@@ -10,7 +10,7 @@ from torch import Tensor
 
 from windlass.errors import InputErrors
 from windlass.models.huggingface.families import find_family
-from windlass.models.huggingface.image_fields import ModelConfig
+from windlass.models.huggingface.image_processor import ModelConfig
 from windlass.models.huggingface.model_folder import find_model_folder
 from windlass.models.huggingface.new_head import HEAD, replaced_classes
 from windlass.models.huggingface.read_config import huggingface_config

@@ -15,8 +15,13 @@ from windlass.models.huggingface.families import (
     find_family,
     model_types,
 )
-from windlass.models.huggingface.image_fields import IMAGE, ModelConfig, count_names, join_image
-from windlass.models.huggingface.image_processor import image_processor
+from windlass.models.huggingface.image_processor import (
+    IMAGE,
+    ModelConfig,
+    count_names,
+    image_processor,
+    join_image,
+)
 from windlass.models.huggingface.model_folder import find_model_folder
 from windlass.models.images.image_config import ResNetConfig, with_image_positions
 from windlass.models.positions.rope_scaling import RopeScaling

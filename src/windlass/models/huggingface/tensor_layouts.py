@@ -9,7 +9,7 @@ from torch import Tensor
 
 from windlass.models.config import TransformerConfig
 from windlass.models.huggingface.families import Family, Layout
-from windlass.models.huggingface.image_fields import ModelConfig
+from windlass.models.huggingface.image_processor import ModelConfig
 
 _UNORDERED = (None, "transposed", "experts")
 """Layouts whose rows are in our order."""

@@ -7,7 +7,7 @@ from typing import Any
 from windlass.errors import ModelError
 from windlass.models.config import TransformerConfig
 from windlass.models.huggingface.families import Family, FieldRule, find_family, model_types
-from windlass.models.huggingface.image_fields import IMAGE, ModelConfig, image_part
+from windlass.models.huggingface.image_processor import IMAGE, ModelConfig, image_part
 from windlass.models.huggingface.read_config import SCALING_NUMBERS, config_from_values
 from windlass.models.images.image_config import ResNetConfig
 from windlass.models.positions.rope_scaling import RopeScaling

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from windlass.program.device_mesh import mesh_coord
 from windlass.program.instruction import GRADIENT_PASSES, Program
 from windlass.program.memory.effects import InstructionEffects
+from windlass.program.memory.layer_sizes import plan_layer_sizes
 from windlass.program.memory.values import TensorId
 from windlass.schema import Graph, Plan
 
@@ -84,3 +85,21 @@ def _by_layer(tensors: tuple[TensorId, ...], effects: InstructionEffects) -> Cou
     for tensor in tensors:
         sizes[tensor.layer] += effects.bytes_of(tensor)
     return sizes
+
+
+_TOKEN_BYTES = 16
+"""Input and target of a token, as 64-bit integers."""
+
+
+def evaluation_bytes(plan: Plan, graph: Graph) -> int:
+    """Bytes that a plan in device memory on one device allocates for a held-out micro-batch.
+
+    Layers run one after the other, each with its input, as in a forward pass of training.
+
+    Args:
+        plan: states micro-batch and sequence.
+    """
+    sizes = plan_layer_sizes(plan, graph)
+    inputs = (0, *(each.output for each in sizes[:-1]))
+    passes = (each.forward_peak + entering for each, entering in zip(sizes, inputs, strict=True))
+    return max(passes) + _TOKEN_BYTES * plan.batch.micro * plan.batch.sequence

@@ -1,13 +1,15 @@
 """The batches of a run: windows of text, packed documents, conversations, or examples."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, overload
 
 from windlass.cost import predict_time
-from windlass.errors import PlanError
+from windlass.errors import PlanError, RequestError
 from windlass.jobs import Planned, model_arguments
 from windlass.models import is_causal, predicts_pairs, runs_by_transformers
-from windlass.schema import is_users_own
+from windlass.schema import CHECKPOINT_FOLDER, TrainSettings, is_users_own
+from windlass.tracking import RunRecord
 
 if TYPE_CHECKING:
     from windlass.data import (
@@ -198,3 +200,38 @@ def _require_packable(planned: Planned) -> None:
             f"`{request.model.name}` predicts each next token, of windows that are full already; "
             "leave `data.packing` out, or set `data.format` to `chat`"
         )
+
+
+def with_skipped_batches(planned: Planned, record: RunRecord, ranges: Sequence[str]) -> Planned:
+    """The same run, which takes no batch of some ranges.
+
+    Args:
+        ranges: such as `120-125`, in addition to those that it leaves out already.
+
+    Raises:
+        RequestError: a text is no range, or a batch was taken already by the newest checkpoint.
+    """
+    from windlass.data import batch_of_step
+    from windlass.runtime import latest_checkpoint
+
+    train = planned.request.train
+    checkpoint = latest_checkpoint(record.folder / CHECKPOINT_FOLDER)
+    done = checkpoint.manifest.step if checkpoint else 0
+    taken = batch_of_step(done, train.skip_batches) if done else 0
+    content = train.model_dump(exclude_none=True)
+    content["skip_batches"] = (*(train.skip_batches or ()), *ranges)
+    try:
+        settings = TrainSettings.model_validate(content)
+    except ValueError as error:
+        raise RequestError(
+            f"`--skip-batches {' '.join(ranges)}`: write a batch, or the first and the last one of "
+            "some, such as `120-125`"
+        ) from error
+    late = [text for text in ranges if int(text.partition("-")[0]) <= taken]
+    if late:
+        raise RequestError(
+            f"`--skip-batches {late[0]}`: run `{record.folder.name}` has taken batch {taken} at "
+            f"step {done}, its newest checkpoint; start a new run from an earlier one with "
+            f"`windlass train --from {record.folder}@STEP --continue train.skip_batches={late[0]}`"
+        )
+    return replace(planned, request=planned.request.model_copy(update={"train": settings}))

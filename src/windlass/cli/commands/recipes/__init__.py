@@ -1,1 +1,0 @@
-"""`windlass recipe`: comparisons and trainings of the field."""

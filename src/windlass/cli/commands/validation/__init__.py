@@ -1,1 +1,0 @@
-"""`windlass validate`, on published tables and on this machine."""
