@@ -80,7 +80,7 @@ def compare(model: str, case: str, rate: int, rounds: int) -> tuple[float, float
 
 def train(planned: api.Planned, folder: Path) -> float:
     """Trains on both hosts and returns the median seconds of a step."""
-    script = api.prepare_cluster_run(planned, nodes=2, per_node=1, folder=folder)
+    script = api.launch(planned, nodes=2, per_node=1, folder=folder)
     head = next(iter(HOSTS.values()))
     processes = [
         subprocess.Popen(

@@ -1,5 +1,5 @@
 from windlass.answer import Answer, Bullets, json_text, word_table
-from windlass.api.commands import Fit, evaluate_tables, fit, launch, validate
+from windlass.api.commands import Fit, evaluate_tables, fit, validate
 from windlass.api.compare import ALL_MACHINES, batch, compare_machines, sparse_speedup
 from windlass.api.layer_dataflow import Dataflow, dataflow
 from windlass.api.size_search import largest_model, measure_largest_model, require_local
@@ -13,7 +13,7 @@ from windlass.api.serving import SERVER_HOST, SERVER_PORT, read_token, serve
 from windlass.api.stores import follow_sync, merge_runs, sync_runs
 from windlass.distributed import (
     ClusterHost, ClusterRank, ElasticRecovery, KubernetesJob, RayJob, Scheduler, SlurmJob,
-    become_ranks, prepare_cluster_run, run_cluster_rank, run_host, run_rank,
+    become_ranks, launch, run_cluster_rank, run_host, run_rank,
 )  # fmt: skip
 from windlass.doctor import DOCTOR_FILE, doctor, require_report_file
 from windlass.experiments import (
@@ -70,7 +70,7 @@ __all__ = [
     "keys", "known_recipes", "largest_model", "launch", "load", "load_language_model", "load_plan",
     "load_sweep", "machines", "make_request", "make_sweep_request", "measure_largest_model",
     "merge_runs", "mirror", "models", "noise", "on_default_stack", "open_dialogue", "plan",
-    "plan_of_child", "plan_recipe", "plan_training", "prepare_cluster_run", "probe", "proof_scope",
+    "plan_of_child", "plan_recipe", "plan_training", "probe", "proof_scope",
     "read_token", "recorded_code", "rehearsal", "rehearse", "rehearse_as_is", "report",
     "request_of_child", "request_of_parent", "request_origins", "require_alert", "require_drawable",
     "require_local", "require_machine_names", "require_report_file", "require_trace_file", "resume",

@@ -1,13 +1,12 @@
-"""Functions of the commands that join several others: fit, launch, ..."""
+"""Whether a model fits, and how far predictions are from published runs."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from windlass.distributed import Scheduler, prepare_cluster_run
 from windlass.errors import InputErrors, WindlassError
-from windlass.jobs import RUNS, Planned, Progress, plan
+from windlass.jobs import Planned, Progress, plan
 from windlass.planner import explain_result
 from windlass.schema import (
     MemoryClass,
@@ -65,7 +64,11 @@ def fit(
     Raises:
         WindlassError: what is wrong with the request, the model or the machine.
     """
-    planned = _planned(what, overrides, machine, memory, progress)
+    planned = (
+        what
+        if isinstance(what, Planned)
+        else plan(what, *overrides, machine=machine, memory=memory, progress=progress)
+    )
     result, explanation = planned.result, explain_result(planned.result)
     return Fit(
         fits=result.fits,
@@ -73,43 +76,6 @@ def fit(
         by_class=result.advice.by_class if result.advice else planned.prediction.peaks[0].by_class,
         help=explanation.help,
         planned=planned,
-    )
-
-
-def launch(
-    what: Planned | Request | str,
-    *overrides: str,
-    nodes: int,
-    per_node: int = 1,
-    scheduler: Scheduler | None = None,
-    root: Path | str = RUNS,
-    folder: Path | None = None,
-    progress: Progress | None = None,
-) -> Path:
-    """Prepares a run for a cluster, and returns the script or job that starts it there.
-
-    Args:
-        what: a model's name, a request, or the result of `plan`.
-        overrides: `key=value`, if `what` is a name.
-        nodes: number of hosts.
-        per_node: number of devices on each host.
-        scheduler: what starts the hosts, for which a file is written too; None if a user does.
-        root: the folder that holds the run folders; every host must see it under the same path.
-        folder: prepare this folder instead of a new one under `root`.
-        progress: called with how far preparations are.
-
-    Raises:
-        WindlassError: what is wrong with the request, the plan, the data or the folder.
-    """
-    planned = _planned(what, overrides, None, None, progress)
-    return prepare_cluster_run(
-        planned,
-        nodes=nodes,
-        per_node=per_node,
-        scheduler=scheduler,
-        root=root,
-        folder=folder,
-        progress=progress,
     )
 
 
@@ -152,15 +118,3 @@ def evaluate_tables(
         except WindlassError as error:
             problems.append(str(error))
     return evaluations, problems
-
-
-def _planned(
-    what: Planned | Request | str | None,
-    overrides: tuple[str, ...],
-    machine: str | None,
-    memory: str | None,
-    progress: Progress | None,
-) -> Planned:
-    if isinstance(what, Planned):
-        return what
-    return plan(what, *overrides, machine=machine, memory=memory, progress=progress)

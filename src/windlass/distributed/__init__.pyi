@@ -1,4 +1,4 @@
-from .cluster_launch import Scheduler, prepare_cluster_run
+from .cluster_launch import Scheduler, launch
 from .cluster_worker import ClusterHost, ClusterRank, run_cluster_rank, run_host
 from .elastic import ElasticRecovery
 from .kubernetes_jobset import KubernetesJob
@@ -9,6 +9,6 @@ from .rank_main import (
 
 __all__ = [
     "ClusterHost", "ClusterRank", "ElasticRecovery", "KubernetesJob", "RayJob", "Scheduler",
-    "SlurmJob", "become_ranks", "joined_ranks", "meeting_in_file", "prepare_cluster_run",
+    "SlurmJob", "become_ranks", "joined_ranks", "launch", "meeting_in_file",
     "rank_process", "run_cluster_rank", "run_host", "run_rank",
 ]  # fmt: skip

@@ -22,7 +22,7 @@ from windlass.distributed.launch_script import (
     slurm_script,
 )
 from windlass.errors import PlanError
-from windlass.jobs import RUNS, Planned, Progress
+from windlass.jobs import RUNS, Planned, Progress, plan
 from windlass.schema import (
     EXAMPLES_FILE,
     JOBSET_FILE,
@@ -32,6 +32,7 @@ from windlass.schema import (
     SLURM_FILE,
     TOKENS_FOLDER,
     TRAINJOB_FILE,
+    Request,
 )
 from windlass.tracking import RunFolder
 from windlass.training import start_run
@@ -44,20 +45,21 @@ Scheduler = SlurmJob | KubernetesJob | RayJob
 """What starts the hosts of a run."""
 
 
-def prepare_cluster_run(
-    planned: Planned,
-    *,
+def launch(
+    what: Planned | Request | str,
+    *overrides: str,
     nodes: int,
-    per_node: int,
+    per_node: int = 1,
     scheduler: Scheduler | None = None,
     root: Path | str = RUNS,
     folder: Path | None = None,
     progress: Progress | None = None,
 ) -> Path:
-    """Creates the folder of a run for a cluster, and the script that starts the run there.
+    """Prepares a run for a cluster: its folder, and the script or job that starts it there.
 
     Args:
-        planned: a plan for `nodes * per_node` devices.
+        what: a model's name, a request, or the result of `plan` for `nodes * per_node` devices.
+        overrides: `key=value`, if `what` is a name.
         nodes: number of hosts.
         per_node: number of devices on each host.
         scheduler: what starts the hosts, for which a file is written too; None if a user does.
@@ -72,6 +74,7 @@ def prepare_cluster_run(
         PlanError: the plan is for another number of devices, or the run has several legs.
         WindlassError: what is wrong with the request, the data, the machine or the folder.
     """
+    planned = what if isinstance(what, Planned) else plan(what, *overrides, progress=progress)
     parallel, sparsity = planned.plan.parallel, planned.request.sparsity
     if sparsity is not None and sparsity.legs > 1:
         raise PlanError(

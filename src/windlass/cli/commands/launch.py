@@ -107,7 +107,7 @@ def launch(
         planned = build_plan(model, overrides, options, machine=on, progress=progress)
         if options.plan is None:
             planned = api.on_default_stack(planned, progress=progress)
-        script = api.prepare_cluster_run(
+        script = api.launch(
             planned,
             nodes=cluster.nodes,
             per_node=cluster.per_node,
