@@ -99,11 +99,25 @@ def read_tensors_of(path: Path) -> dict[str, tuple[int, ...]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(20))
 def test_a_run_goes_on_on_another_mesh(pool: RankPool, seed: int) -> None:
     draw = random.Random(seed)
     before, after = (
         random_plan(draw, pool).model_copy(update={"precision": "float64"}) for _ in range(2)
     )
+    print(describe(before), "->", describe(after))
+    require_resumed(pool, before, after)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(6))
+def test_a_run_of_any_mesh_goes_on_under_the_own_runtime_and_back(
+    pool: RankPool, seed: int
+) -> None:
+    draw = random.Random(seed)
+    there = random_plan(draw, pool).model_copy(update={"precision": "float64"})
+    data, tensor = draw.choice(((1, 1), (2, 1), (4, 1), (1, 2), (2, 2)))
+    pair = [there, own_plan(pool, data=data, tensor=tensor)]
+    before, after = pair if seed % 2 else reversed(pair)
     print(describe(before), "->", describe(after))
     require_resumed(pool, before, after)
