@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from factories import catalog_graph, tiny_machine, tiny_plan, write_documents
 from forked_runs import beside_tests
+from program_bytes import sent_bytes_by_kind
 from windlass.capture.capture_layers import capture_graph, capture_tensor_shards
 from windlass.data.dataset_cache import prepare_dataset
 from windlass.data.examples import ExampleDataset
@@ -23,7 +24,6 @@ from windlass.errors import InputErrors
 from windlass.models.build import build_layer_stack
 from windlass.models.catalog import has_config, is_causal
 from windlass.models.layer_stack import LayerStack
-from windlass.program.communication_volume import sent_bytes_by_kind
 from windlass.program.lowering.lower import lower
 from windlass.runtime.checkpoint.checkpoint import checkpoint_name, open_checkpoint
 from windlass.runtime.checkpoint.merge_shards import merge_shards
@@ -266,19 +266,15 @@ class CheckedPlans:
 
 
 def require_bytes(pool: RankPool, plan: Plan, run: InstrumentedRun) -> None:
-    """Requires that the buffers given to torch, the groups' own count and the program agree."""
+    """Requires that the buffers given to torch and the program agree."""
     for rank in range(plan.parallel.devices):
         counted, expected = sent_bytes(run, rank), sent_bytes_by_kind(plan, pool.graph, rank)
-        assert {kind: n for kind, n in counted["buffers"].items() if n} == expected, plan.to_toml()
-        for kind, nbytes in counted["groups"].items():
-            assert nbytes == expected.get(kind, 0), f"{kind} of rank {rank}\n{plan.to_toml()}"
+        assert {kind: n for kind, n in counted.items() if n} == expected, plan.to_toml()
 
 
-def sent_bytes(run: InstrumentedRun, rank: int) -> Mapping[str, Mapping[str, float]]:
-    """Bytes that a rank sent per step, by counter and by instruction kind."""
-    counted: Mapping[str, Mapping[str, float]] = json.loads(
-        (run.folder / f"sent{rank}.json").read_text()
-    )
+def sent_bytes(run: InstrumentedRun, rank: int) -> Mapping[str, float]:
+    """Bytes that a rank sent per step, by instruction kind."""
+    counted: Mapping[str, float] = json.loads((run.folder / f"sent{rank}.json").read_text())
     return counted
 
 

@@ -3,8 +3,8 @@
 import pytest
 
 from factories import catalog_graph, tiny_machine, tiny_plan
+from program_bytes import sent_bytes_by_kind
 from windlass.program.communication_groups import communicator_partitions
-from windlass.program.communication_volume import sent_bytes_by_kind
 from windlass.program.lowering.lower import lower
 from windlass.program.validate_plan import plan_errors
 from windlass.program.verify.verify import verify_programs

@@ -9,9 +9,10 @@ from hypothesis import assume, given, settings, strategies as st
 
 from factories import HOST_OFFLOAD, tiny_graph, tiny_machine, tiny_plan
 from program.distributed_plans import MACHINE, distributed_plans
+from program_bytes import sent_bytes_by_kind
 from windlass.errors import PlanError
 from windlass.program.activation_checkpointing import is_recomputed
-from windlass.program.communication_volume import CommunicationVolume, sent_bytes_by_kind
+from windlass.program.communication_volume import CommunicationVolume
 from windlass.program.device_mesh import layers_of_stage, mesh_coord
 from windlass.program.instruction import GRADIENT_PASSES, WEIGHT_PASSES, Instruction, Program
 from windlass.program.lowering.lower import lower

@@ -13,9 +13,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from windlass.program.activation_checkpointing import selective_layers
-from windlass.program.device_mesh import mesh_coord
 from windlass.program.instruction import Instruction, InstructionKind
-from windlass.program.lowering.lower import lower
 from windlass.program.memory.layer_sizes import StateSizes, plan_state_sizes
 from windlass.program.replicas.context_parallel import micro_of_rank
 from windlass.program.replicas.expert_parallel import rank_kinds
@@ -50,16 +48,6 @@ REPLICATED_SIZES: Mapping[TensorAxis, str] = MappingProxyType(
 )
 """The field of `StateSizes` with the gradients that tensor-parallel ranks replicate, by the ranks
 that replicate them."""
-
-
-def sent_bytes_by_kind(plan: Plan, graph: Graph, device: int) -> dict[InstructionKind, int]:
-    """Bytes that a device sends in one step, by kind; kinds that send nothing are left out.
-
-    Raises:
-        InputErrors: this version cannot lower the plan.
-    """
-    volume = CommunicationVolume(plan, graph, mesh_coord(device, plan.parallel).tensor_rank)
-    return volume.total_by_kind(lower(plan, graph)[device].instructions)
 
 
 class PassCollective(NamedTuple):
@@ -118,15 +106,6 @@ class CommunicationVolume:
         if key not in self._collectives:
             self._collectives[key] = tuple(self._find_collectives(kind, layer))
         return self._collectives[key]
-
-    def total_by_kind(self, instructions: Iterable[Instruction]) -> dict[InstructionKind, int]:
-        """Bytes that the instructions of one device send, by kind."""
-        totals: dict[InstructionKind, int] = {}
-        for instruction in instructions:
-            sent = self.sent_bytes(instruction)
-            if sent:
-                totals[instruction.kind] = totals.get(instruction.kind, 0) + sent
-        return totals
 
     def _find_collectives(self, kind: InstructionKind, layer: int) -> Iterator[PassCollective]:
         plan, layer_kind = self._plan, self._kinds[layer]

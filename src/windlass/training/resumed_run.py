@@ -136,11 +136,8 @@ def replan(record: RunRecord, *overrides: str) -> Planned:
         WindlassError: why there is no such plan.
     """
     planned, _ = _planned(record, overrides, NO_OBJECTS, None)
-    programs = verified_programs(planned)
-    tokens = load_run_tokens(record.folder) or prepare_data(planned.request, None)
-    require_tokens_of_run(record, planned, tokens)
-    with reopen_run_folder(record.folder, meta=run_metadata(planned, tokens)) as folder:
-        replace_plan(folder, planned, programs)
+    reopened = reopen_run(record, planned, programs=verified_programs(planned))
+    with reopened.folder as folder:
         folder.append_event("end", state="prepared", reason="")
     return planned
 

@@ -132,7 +132,6 @@ def run_job(rank: int, folder: Path) -> None:
     counter = SentBytes()
 
     def wrap_handlers(handlers: Handlers, hook: HookContext) -> Handlers:
-        counter.groups = hook.groups
         if job["fault"] == OVERFLOW:
             handlers = overflow_on_last_rank(handlers, hook)
         elif job["fault"]:
@@ -186,10 +185,8 @@ class SentBytes:
     """Bytes that a rank sends, by the kind of the instruction that runs."""
 
     def __init__(self) -> None:
-        self.groups: process_groups.ProcessGroups | None = None
         self._kind: str | None = None
         self._bytes: Counter[str] = Counter()
-        self._bytes_by_groups: dict[str, int] = {}
 
     def wrap(self, handlers: Handlers) -> Handlers:
         def with_kind(kind: str) -> Callable[[int, int], None]:
@@ -197,9 +194,6 @@ class SentBytes:
                 self._kind = kind
                 handlers[kind](layer, micro)
                 self._kind = None
-                if kind == "sync" and self.groups:
-                    # Copied here, because an evaluation sends bytes that belong to no step.
-                    self._bytes_by_groups = dict(self.groups.sent_bytes)
 
             return handler
 
@@ -247,12 +241,9 @@ class SentBytes:
         if self._kind not in (None, "grad_norm", "sync"):
             self._bytes[self._kind] += nbytes
 
-    def per_step(self, steps: int) -> dict[str, dict[str, float]]:
-        """Bytes per step, as counted here and by the process groups themselves."""
-        return {
-            "buffers": {kind: count / steps for kind, count in self._bytes.items()},
-            "groups": {kind: count / steps for kind, count in self._bytes_by_groups.items()},
-        }
+    def per_step(self, steps: int) -> dict[str, float]:
+        """Bytes per step."""
+        return {kind: count / steps for kind, count in self._bytes.items()}
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from factories import tiny_plan
+from program_bytes import sent_bytes_by_kind
 from rank_pool import (
     BATCH,
     LAYERS,
@@ -29,7 +30,6 @@ from rank_pool import (
     plans,
     slow,
 )
-from windlass.program.communication_volume import sent_bytes_by_kind
 from windlass.schema.graph import Graph
 from windlass.schema.plan import Offload, Plan
 

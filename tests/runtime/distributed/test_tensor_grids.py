@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from factories import tiny_plan
+from program_bytes import sent_bytes_by_kind
 from rank_pool import (
     BATCH,
     LAYERS,
@@ -16,7 +17,6 @@ from rank_pool import (
     RankPool,
     slow,
 )
-from windlass.program.communication_volume import sent_bytes_by_kind
 from windlass.schema.answers.verification import TOLERANCE
 from windlass.schema.graph import Precision
 from windlass.schema.tensor_grid import TensorGrid

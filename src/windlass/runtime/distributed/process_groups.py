@@ -5,7 +5,6 @@ has used the nccl path yet. The program decides which ranks take part in an inst
 at the other end of a message; this module carries it out, with the same communicators on both.
 """
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
@@ -25,16 +24,13 @@ from windlass.program import (
     Communicator,
     DataUse,
     Instruction,
-    InstructionKind,
     MeshCoord,
     PeerMap,
-    all_gather_bytes,
-    all_reduce_bytes,
     mesh_coord,
 )
 from windlass.runtime.distributed.communicators import Communicators
 from windlass.runtime.distributed.flat_weights import WeightPart
-from windlass.schema import Graph, Plan, TensorAxis, grid_columns, group_size
+from windlass.schema import Graph, Plan, TensorAxis, grid_columns
 from windlass.torch_ext import Device, Event
 
 TENSOR_AXES: tuple[TensorAxis, ...] = ("all", "tokens", "features")
@@ -147,34 +143,21 @@ class ProcessGroups(OneOfRanks):
         self._scattering: PendingCollective | None = None
         """The reduce-scatter that was started last; it holds its full gradient until its end."""
         self._pending_sends: list[tuple[Tensor, dist.Work]] = []
-        self.sent_bytes: Counter[InstructionKind] = Counter()
-        """Bytes that this rank has sent, by instruction kind."""
 
     # Collectives.
 
     def unshard_weights(self, full: Tensor, shard: Tensor, part: WeightPart) -> "PendingCollective":
         """Starts to all-gather the shards of a layer's weights, `[n / rts]`, into `full`, `[n]`."""
-        use = part.uses["gather"]
-        group, size = self._groups.of_collective(use), self._groups.size(use)
+        group = self._groups.of_collective(part.uses["gather"])
         work = all_gather(full, shard, group=group, waits=False)
-        self.sent_bytes["unshard_weights"] += all_gather_bytes(full.nbytes, size)
         return PendingCollective(full, work, kept=shard)
 
     def all_reduce_tensor_parallel(self, tensor: Tensor, axis: TensorAxis) -> None:
         """Sums a tensor in place over the tensor-parallel ranks of one axis."""
         dist.all_reduce(tensor, group=self._groups.of_collective(axis))
-        self.sent_bytes["reduce_grads"] += all_reduce_bytes(
-            tensor.nbytes, group_size(self._plan.parallel.tensor, axis)
-        )
 
     def all_gather_params(self, shard: Tensor, updated: Tensor, part: WeightPart) -> None:
         """All-gathers the updated parts of one weight shard, `[n / q]`, into `shard`, `[n]`."""
-        self.all_gather_initial_params(shard, updated, part)
-        size = self._groups.size(part.uses["update"])
-        self.sent_bytes["all_gather_params"] += all_gather_bytes(shard.nbytes, size)
-
-    def all_gather_initial_params(self, shard: Tensor, updated: Tensor, part: WeightPart) -> None:
-        """As `all_gather_params`, outside of steps; not counted in `sent_bytes`."""
         all_gather(shard, updated, group=self._groups.of_collective(part.uses["update"]))
 
     def reduce_grads(self, flat: Tensor, part: WeightPart) -> "PendingCollective":
@@ -213,10 +196,8 @@ class ProcessGroups(OneOfRanks):
         parts, copies = self._groups.size(uses["scatter"]), self._groups.size(uses["reduce"])
         if parts > 1:
             reduce_scatter(shard, flat, group=self._groups.of_collective(uses["scatter"]))
-            self.sent_bytes["reduce_grads"] += all_gather_bytes(flat.nbytes, parts)
         if copies == 1:
             return None
-        self.sent_bytes["reduce_grads"] += all_reduce_bytes(shard.nbytes, copies)
         beside = not self._device.is_asynchronous
         group = self._groups.of_collective(uses["reduce"])
         return dist.all_reduce(shard, group=group, async_op=beside)
@@ -232,7 +213,6 @@ class ProcessGroups(OneOfRanks):
         work = dist.isend(tensor, communicator.ranks[1], group=group)
         if work is not None:
             self._pending_sends.append((tensor, work))
-        self.sent_bytes[instruction.kind] += tensor.nbytes
 
     def receive(self, instruction: Instruction, into: Tensor) -> Tensor:
         """Waits for a tensor from the rank at the other end."""
@@ -268,15 +248,14 @@ class ProcessGroups(OneOfRanks):
                 dist.all_reduce(tensor, group=group)
 
     def sum_over_tensor_parallel(self, tensor: Tensor) -> None:
-        """Sums a tensor in place over the tensor-parallel ranks; not counted in `sent_bytes`."""
+        """Sums a tensor in place over the tensor-parallel ranks."""
         if self.tensor_parallel.degree > 1:
             dist.all_reduce(tensor, group=self._groups.of_collective("all"))
 
     def sum_over_shards(self, tensor: Tensor) -> None:
         """Sums a tensor in place over the ranks that hold parts of the same weights.
 
-        They are those of the tensor parallelism, and those that share the optimizer state. It is
-        not counted in `sent_bytes`.
+        They are those of the tensor parallelism, and those that share the optimizer state.
         """
         self.sum_over_tensor_parallel(tensor)
         if self._groups.size("scatter") > 1:

@@ -96,7 +96,7 @@ class OffloadedLayer(LayerPart):
         for segment, loaded in zip(segments, self._segments, strict=True):
             segment.copy_(loaded.detach())
         self._flat, self._segments, self._loaded = flat, segments, (flat, self._loaded[1])
-        shard.groups.all_gather_initial_params(flat, part, shard.part)
+        shard.groups.all_gather_params(flat, part, shard.part)
         if not self._is_sharded:
             shard.use_full_weights(flat)
 

@@ -115,7 +115,7 @@ class DeviceLayer(LayerPart):
             return
         self._frozen.copy_(shard.frozen_shard(full_weight))
         if self._shares_updates:
-            shard.groups.all_gather_initial_params(self._working, self._updated, shard.part)
+            shard.groups.all_gather_params(self._working, self._updated, shard.part)
 
     def load(self) -> None:
         """Does nothing, as all that moves weights between tiers: they are in device memory."""
@@ -221,7 +221,7 @@ class DeviceLayer(LayerPart):
             part[segment.shard_slice] = weight.averaged(averaging).detach().view(-1)
         if self._shares_updates and shard.groups is not None:
             part = part[: shard.optim_shard_elements]
-            shard.groups.all_gather_initial_params(flat, part, shard.part)
+            shard.groups.all_gather_params(flat, part, shard.part)
         return flat
 
     def block_norms(self, name: str) -> Tensor:
