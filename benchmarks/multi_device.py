@@ -16,6 +16,7 @@ With `--start`: seconds from the command to the end of the first step, of `windl
 """
 
 import argparse
+import contextlib
 import json
 import os
 import statistics
@@ -163,28 +164,42 @@ def _environment(rank: int) -> dict[str, str]:
 
 
 def start_seconds(command: Sequence[str], sign: str) -> tuple[float, float]:
-    """Seconds by the clock from a command to a line with a sign; processor seconds to its end.
+    """Seconds from a command to a line with a sign, by the clock and of the processor.
 
     Args:
         command: the command.
         sign: what the line of the first step holds.
     """
-    before, begun = os.times(), time.perf_counter()
+    begun = time.perf_counter()
     environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     process = subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
-    passed, lines = None, []
+    result, lines = None, []
     assert process.stdout is not None
     for line in process.stdout:
         lines.append(line)
-        if passed is None and sign in line:
-            passed = time.perf_counter() - begun
-    if process.wait() or passed is None:
+        if result is None and sign in line:
+            result = time.perf_counter() - begun, processor_seconds(process.pid)
+    if process.wait() or result is None:
         sys.exit(f"{' '.join(command)} showed no first step: {''.join(lines)[-800:]}")
-    after = os.times()
-    busy = after.children_user + after.children_system
-    return passed, busy - before.children_user - before.children_system
+    return result
+
+
+def processor_seconds(process: int) -> float:
+    """Processor seconds so far of a process and of all that it has started."""
+    parents: dict[int, int] = {}
+    ticks: dict[int, int] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+                parents[int(entry.name)] = int(fields[1])
+                ticks[int(entry.name)] = sum(map(int, fields[11:15]))
+    tree = {process}
+    while more := {child for child, parent in parents.items() if parent in tree} - tree:
+        tree |= more
+    return sum(ticks.get(each, 0) for each in tree) / os.sysconf("SC_CLK_TCK")
 
 
 def compare_starts(case: Case, rounds: int) -> None:
@@ -198,9 +213,9 @@ def compare_starts(case: Case, rounds: int) -> None:
         with tempfile.TemporaryDirectory() as folder:
             ours = [
                 sys.executable, "-m", "windlass", "train", case.model, *words(case, 1, "torch"),
-                "--stack", "torch", "--folder", str(Path(folder) / "run"), "--plain",
+                "--stack", "torch", "--folder", str(Path(folder) / "run"),
             ]  # fmt: skip
-            pair = (start_seconds(ours, "loss"), start_seconds(plain, "first step"))
+            pair = (start_seconds(ours, "step 1/1"), start_seconds(plain, "first step"))
         if number:  # the first round fills caches
             pairs.append(pair)
     ours_s, plain_s = (
