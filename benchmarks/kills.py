@@ -271,10 +271,11 @@ def wait_for_step(folder: Path, step: int, process: int) -> None:
 
 def wait_until_gone(processes: list[int]) -> None:
     """Returns when processes of an ended run are gone, which must not outlive it for long."""
-    end = time.monotonic() + 20.0
+    # What forks ranks may still import torch, which takes half a minute of a busy machine.
+    end = time.monotonic() + 60.0
     while any(is_alive(process) for process in processes):
         if time.monotonic() > end:
-            raise TimeoutError(f"{processes} are left 20 s after their parent")
+            raise TimeoutError(f"{processes} are left 60 s after their parent")
         time.sleep(0.01)
 
 
