@@ -117,9 +117,8 @@ def run_host(
     planned, devices = planned_from_record(record), host.nodes * host.per_node
     require_steps_left(record, planned, _steps_done(folder, planned.request.train.steps))
     if devices != planned.plan.parallel.devices:
-        before, planned = planned.plan, _planned_anew(folder, planned, host, stop)
-        degrees = f"`{before.label}` is now `{planned.plan.label}`"
-        report("plan", f"for {devices} of {before.parallel.devices} devices {degrees}")
+        before, planned = planned.plan.parallel, _planned_anew(folder, planned, host, stop)
+        report("plan", f"made anew for {devices} of {before.devices} devices")
     with _store_address(folder, host) as address:
         for restart in range(restarts + 1):
             try:

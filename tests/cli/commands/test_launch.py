@@ -354,7 +354,7 @@ def test_a_run_goes_on_with_the_hosts_that_are_left_and_takes_the_same_tokens(
 
     code, told = outcome(start_hosts(folder, 1, NODES="1"))[0]
     assert code == 0, told
-    assert "for 1 of 2 devices" in told
+    assert "made anew for 1 of 2 devices" in told
     done = windlass("train", *words, "--folder", "here")
     assert done.returncode == 0, done.stderr
     run, other = load_run(folder), load_run(tmp_path / "here")
