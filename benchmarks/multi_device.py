@@ -17,6 +17,7 @@ With `--start`: seconds from the command to the end of the first step, of `windl
 
 import argparse
 import contextlib
+import faulthandler
 import json
 import os
 import statistics
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
 
 WARM = 3
 """Turns that do not count."""
+_LONGEST_SECONDS = 300.0
+"""Time after which a rank says where it is, and ends."""
 SIDES = ("plain", "torch", "own")
 
 
@@ -64,6 +67,7 @@ def words(case: Case, steps: int, stack: str) -> list[str]:
 
 def run_rank(case: Case, turns: int, folder: Path) -> None:
     """Runs one process of all contestants; rank 0 writes the seconds of each turn."""
+    faulthandler.dump_traceback_later(_LONGEST_SECONDS, exit=True)
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo", init_method=f"file://{folder / 'store'}", rank=int(os.environ["RANK"]),
