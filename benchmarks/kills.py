@@ -163,7 +163,13 @@ def kill_once(
     wait_until_gone(others)
     if "Traceback" in text or code == 3:
         tally.faults.append(f"{label} in {folder.name} showed a trace: {text[-800:]}")
-    elif number in _STOPS and code == 130 and (fault := unsaved(folder)):
+    # A run that goes on with steps that a kill has lost may be stopped before it is past them.
+    elif (
+        number in _STOPS
+        and code == 130
+        and last_step(folder) > before
+        and (fault := unsaved(folder))
+    ):
         tally.faults.append(f"{label} in {folder.name}: {fault}")
     elif number in _STOPS and code not in (0, 130, -number) and not is_over:
         tally.faults.append(f"{label} in {folder.name} ended with {code}: {text[-800:]}")
