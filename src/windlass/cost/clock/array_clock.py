@@ -11,7 +11,7 @@ from windlass.cost.clock.layer_bytes import LayerBytes
 from windlass.cost.clock.layer_prices import LayerPrices
 from windlass.cost.clock.least_bytes import LeastBytes
 from windlass.cost.clock.pass_arrays import PassArrays
-from windlass.cost.clock.plan_batch import PlanBatch
+from windlass.cost.clock.plan_batch import MachinesBatch, PlanBatch
 from windlass.cost.clock.plan_columns import LayerConfig, PlanColumns
 from windlass.cost.clock.price_keys import ExchangeKey, PassWay, StateKey
 from windlass.cost.clock.stack_bytes import StackBytes
@@ -57,6 +57,14 @@ class ArrayClock:
         if columns.shape.repeats:
             seconds = np.maximum(seconds, self.least_seconds(columns))
         return np.asarray(seconds + self.machine.fixed_seconds)
+
+    def seconds_by_machine(self, plan: Plan, machines: Sequence[Machine]) -> Floats:
+        """Seconds of a plan's step on machines that differ in rates only, `[machine]`."""
+        columns = PlanColumns.of((plan,))
+        clocks = [ArrayClock(self.base, self.graph, machine) for machine in machines]
+        batch = MachinesBatch([clock._batch(columns)[0] for clock in clocks])
+        self._batches.appendleft((batch, self._bytes(batch)))
+        return self.step_seconds(batch.columns)
 
     def stage_ends(self, columns: PlanColumns) -> StageEnds:
         """When each stage ends a step, if all hosts are equally fast.
@@ -225,6 +233,9 @@ class ArrayClock:
                 return known
         layout = self._layout(columns.shape.pipeline, columns.chunk_bounds)
         batch = PlanBatch(columns, layout, self._prices, self.machine)
-        count = LeastBytes if self.machine.stack is None else StackBytes
-        self._batches.appendleft((batch, count(batch, self._sizes)))
+        self._batches.appendleft((batch, self._bytes(batch)))
         return self._batches[0]
+
+    def _bytes(self, batch: PlanBatch) -> LeastBytes:
+        count = LeastBytes if self.machine.stack is None else StackBytes
+        return count(batch, self._sizes)

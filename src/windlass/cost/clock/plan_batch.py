@@ -3,10 +3,9 @@
 Nothing here depends on recompute, so that one batch serves all ways to recompute.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,8 +18,7 @@ from windlass.cost.step_traffic import copy_seconds, tied_grad_add_bytes
 from windlass.schema import DEVICE_TIER, Machine
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TiedSeconds:
+class TiedSeconds(NamedTuple):
     """Seconds of exchanging tied weights of two stages, `[plan]`."""
 
     owner: int
@@ -275,6 +273,39 @@ class PlanBatch:
         keys, place = distinct(columns.config, columns.accumulation > 1, *numbers)
         values = [price(columns.configs[key[0]], bool(key[1]), *key[2:]) for key in keys]
         return np.array(values)[place]
+
+
+class MachinesBatch(PlanBatch):
+    """One plan on several machines side by side, as many plans at once.
+
+    Args:
+        batches: the plan on each machine; these differ in rates only.
+    """
+
+    _BY_PLAN = ("sums", "load", "messages", "tied", "state", "norm", "pace")
+
+    def __init__(self, batches: Sequence[PlanBatch]) -> None:
+        first = batches[0]
+        columns = first.columns.select(np.zeros(len(batches), dtype=np.int64))
+        super().__init__(columns, first.layout, first.prices, first.machine)
+        self._batches = batches
+        for name in self._BY_PLAN:
+            self.__dict__[name] = _side_by_side([getattr(each, name) for each in batches])
+
+    def passes(self, way: PassWay) -> Floats:
+        """Seconds of a pass, `[layer, plan]`."""
+        return np.concatenate([each.passes(way) for each in self._batches], axis=-1)
+
+
+def _side_by_side(values: Sequence[Any]) -> Any:
+    """Arrays of several batches along their last axis, or what holds such arrays."""
+    first = values[0]
+    if isinstance(first, np.ndarray):
+        return np.concatenate(values, axis=-1)
+    if not isinstance(first, tuple):
+        return first
+    parts = [_side_by_side(each) for each in zip(*values, strict=True)]
+    return type(first)(*parts) if hasattr(first, "_fields") else tuple(parts)
 
 
 def distinct(*numbers: Ints | Bools) -> tuple[list[tuple[int, ...]], Ints]:

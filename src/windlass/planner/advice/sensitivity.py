@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import TypeVar
 
-from windlass.cost import ArrayClock, PlanColumns
+from windlass.cost import ArrayClock
 from windlass.document import Document
 from windlass.planner.result import Change, EvaluatedPlan
 from windlass.planner.search.evaluate import evaluate
@@ -56,17 +56,14 @@ def sensitivities(
         plan: a plan with all layers on the device.
         by_term: seconds of the plan's simulated step by term.
     """
-    columns = PlanColumns.of((plan,))
-
-    def seconds(machine: Machine) -> float:
-        return float(ArrayClock(space.base, space.graph, machine).step_seconds(columns)[0])
-
-    base, step_seconds = seconds(space.machine), sum(by_term.values())
-    saved = {}
-    for name, better in _improved_machines(space.machine):
+    names, machines = zip(*_improved_machines(space.machine), strict=True)
+    clock = ArrayClock(space.base, space.graph, space.machine)
+    base, *better = clock.seconds_by_machine(plan, (space.machine, *machines)).tolist()
+    saved, step_seconds = {}, sum(by_term.values())
+    for name, seconds in zip(names, better, strict=True):
         spent = sum(by_term.get(term, 0.0) for term in _TERMS.get(name, _WAITING))
         limit = (1 - 1 / BETTER) * spent / step_seconds
-        saved[name] = min(limit, 1 - seconds(better) / base)
+        saved[name] = min(limit, 1 - seconds / base)
     return dict(sorted(saved.items(), key=lambda item: -item[1]))
 
 
