@@ -155,10 +155,11 @@ def test_no_plan_in_phases_is_faster_or_smaller_than_its_bounds(seed: int):
     in_phases = [each for each in predictions if each[0].is_offloaded("parameters")]
     assert in_phases
     for plan, prediction in in_phases:
-        short = TruncatedPlan(plan, graph, on)
+        prices = PhasePrices(ArrayClock(plan, graph, on))
+        short = TruncatedPlan(plan, prices)
         seconds = prediction.step_seconds * (1 + 1e-9)
         table = PhaseTable.of(plan, [plan.stages], graph)
-        least_seconds = min_step_seconds(plan, table, PhasePrices(ArrayClock(plan, graph, on)))
+        least_seconds = min_step_seconds(plan, table, prices)
         assert (least_seconds <= seconds).all()
         assert short.step_seconds <= seconds
         assert short.peak_bytes == prediction.peaks[0].peak_bytes

@@ -1,5 +1,6 @@
 """Time of each instruction of a plan, computed once for each kind of layer."""
 
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -46,6 +47,15 @@ from windlass.program import (
 from windlass.schema import Graph, Machine, Plan
 
 
+@dataclass(frozen=True, slots=True)
+class KnownCosts:
+    """What is known of plans that differ in phases and, if they have several, micro-batches."""
+
+    terms: dict[tuple[object, ...], TermSeconds] = field(default_factory=dict)
+    communication: dict[tuple[object, ...], float] = field(default_factory=dict)
+    overlapped: dict[tuple[InstructionKind, int], float] = field(default_factory=dict)
+
+
 class InstructionCosts:
     """Seconds of the instructions of one plan on one machine.
 
@@ -53,12 +63,15 @@ class InstructionCosts:
         plan: the plan.
         graph: the graph that it partitions.
         machine: the machine that it runs on.
+        known: what is known of such plans; None if nothing is.
 
     Raises:
         KeyError: the machine states no rate for the plan's precision.
     """
 
-    def __init__(self, plan: Plan, graph: Graph, machine: Machine) -> None:
+    def __init__(
+        self, plan: Plan, graph: Graph, machine: Machine, known: KnownCosts | None = None
+    ) -> None:
         batch = plan.batch
         context = plan.parallel.context or 1
         mode = OpContext(
@@ -74,9 +87,8 @@ class InstructionCosts:
         kinds = rank_kinds(plan, graph)
         self._kinds = tuple(kinds[each.name] for each in graph.layer_kinds())
         self._selective = selective_layers(plan)
-        self._cache: dict[tuple[object, ...], TermSeconds] = {}
+        self._known = known or KnownCosts()
         self._seconds_cache: dict[tuple[InstructionKind, int | None, bool, int | None], float] = {}
-        self._communication_cache: dict[tuple[object, ...], float] = {}
         self.communication = CommunicationCosts(plan, graph, machine)
 
     @cached_property
@@ -110,9 +122,9 @@ class InstructionCosts:
                 selective,
                 self._graph.gradient_reach(layer),
             )
-        if key not in self._cache:
-            self._cache[key] = self._price(instruction, device)
-        return self._cache[key]
+        if key not in self._known.terms:
+            self._known.terms[key] = self._price(instruction, device)
+        return self._known.terms[key]
 
     def seconds(self, instruction: Instruction, device: int = 0) -> float:
         """Seconds of one instruction on a device, all terms together; without communication."""
@@ -130,9 +142,19 @@ class InstructionCosts:
         if layer is not None and kind in LAYER_PASSES:
             reach = self._graph.gradient_reach(layer)
             key = kind, self._kinds[layer].name, reach, layer in self._selective
-        if key not in self._communication_cache:
-            self._communication_cache[key] = self._exposed_communication(instruction)
-        return self._communication_cache[key]
+        if key not in self._known.communication:
+            self._known.communication[key] = self._exposed_communication(instruction)
+        return self._known.communication[key]
+
+    def overlapped_seconds(self, instruction: Instruction) -> float:
+        """The part of an instruction's communication that overlaps with computation."""
+        kind, layer, _ = instruction
+        if layer is None:
+            return 0.0
+        if (kind, layer) not in self._known.overlapped:
+            seconds = self.communication.overlapped_seconds(instruction)
+            self._known.overlapped[kind, layer] = seconds
+        return self._known.overlapped[kind, layer]
 
     def _exposed_communication(self, instruction: Instruction) -> float:
         sent = self.communication.seconds(instruction)

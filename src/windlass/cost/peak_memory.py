@@ -14,7 +14,7 @@ from windlass.program import (
     MemoryProfile,
     Program,
     evaluation_bytes,
-    lower_stage,
+    lower_stages,
     memory_profile,
     mesh_coord,
     offloaded_bytes_by_tier,
@@ -117,8 +117,7 @@ def _peaks(
 
 def stage_programs(plan: Plan, graph: Graph) -> tuple[Program, ...]:
     """A program of each stage, of as few micro-batches as need as much memory as all."""
-    short = steady_state_microbatches(plan)
-    return tuple(lower_stage(short, graph, stage) for stage in range(plan.parallel.pipeline))
+    return lower_stages(steady_state_microbatches(plan), graph)
 
 
 def steady_state_microbatches(plan: Plan) -> Plan:

@@ -27,8 +27,8 @@ from windlass.program import (
     InstructionKind,
     Program,
     TierTraffic,
-    lower,
     lower_stage,
+    lower_stages,
     sum_tiers,
 )
 from windlass.schema import (
@@ -91,7 +91,7 @@ def predict_time(
     """
     costs = InstructionCosts(plan, graph, machine)
     if moves_each_micro_batch(plan):
-        programs = programs or lower(plan, graph)
+        programs = programs or lower_stages(plan, graph)
         totals = simulated_totals(plan, graph, machine, costs, programs)
     else:
         totals = clock_totals(plan, graph, machine, costs)
@@ -120,6 +120,27 @@ def predict_time(
         compile_seconds=compile_seconds(plan, graph, machine),
         offload=offload,
     )
+
+
+def simulated_seconds(
+    plan: Plan,
+    graph: Graph,
+    machine: Machine,
+    costs: InstructionCosts,
+    programs: tuple[Program, ...],
+) -> float:
+    """Seconds of a step by the event simulator, the same as those of `predict_time`.
+
+    Args:
+        plan: the plan.
+        graph: the graph that it partitions.
+        machine: the machine that it runs on.
+        costs: costs of the plan's instructions.
+        programs: programs of at least one device of each stage.
+    """
+    every = simulate_programs(plan, graph, machine, costs, programs)
+    ends = map(step_seconds, programs, every)
+    return max(ends) * machine.straggler_factor(plan.parallel.devices) + machine.fixed_seconds
 
 
 def _deviation(machine: Machine, *, has_experts: bool) -> float:
@@ -250,12 +271,11 @@ def simulated_totals(
         graph: the graph that it partitions.
         machine: the machine that it runs on.
         costs: costs of the plan's instructions.
-        programs: programs of all of its devices.
+        programs: programs of at least one device of each stage.
     """
-    stage_programs = programs[:: plan.parallel.tensor * plan.parallel.replicas]
-    every = simulate_programs(plan, graph, machine, costs, stage_programs)
+    every = simulate_programs(plan, graph, machine, costs, programs)
     last = _last([spans[-1].start for spans in every])  # all end with the same `sync`
-    program, spans = stage_programs[last], every[last]
+    program, spans = programs[last], every[last]
     by_kind: dict[str, float] = defaultdict(float)
     worked: dict[TermSeconds, float] = defaultdict(float)
     waiting, exchanging = 0.0, 0.0
@@ -341,5 +361,5 @@ def _next_starts(
 
 def _runs_in_background(plan: Plan, instruction: Instruction) -> bool:
     """Whether a transfer queue runs it, and the device goes on meanwhile."""
-    moves = plan.offloads and instruction.kind in TRANSFER_KINDS
+    moves = instruction.kind in TRANSFER_KINDS and plan.offloads
     return moves and (instruction.kind != "update" or plan.is_offloaded("optimizer"))

@@ -8,7 +8,7 @@ from windlass.errors import RequestError, did_you_mean
 from windlass.jobs.planned import Planned
 from windlass.jobs.run_records import require_trace_file
 from windlass.planner import with_budget
-from windlass.program import lower
+from windlass.program import lower_stages
 from windlass.report import (
     PLAN_FIGURES,
     PlanForecast,
@@ -31,8 +31,7 @@ def forecast(planned: Planned) -> PlanForecast:
     """
     graph, machine = planned.graph, planned.machine
     plan, prediction = _chosen_or_nearest(planned)
-    # Ranks are numbered stage by stage: one program of each stage stands for all.
-    programs = lower(plan, graph)[:: plan.parallel.tensor * plan.parallel.replicas]
+    programs = lower_stages(plan, graph)
     return PlanForecast(
         plan=plan,
         graph=graph,

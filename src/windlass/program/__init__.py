@@ -30,7 +30,7 @@ from windlass.program.layer_mode_errors import (
     float8_errors, fused_loss_errors, master_weight_errors, moment_errors,
     offloaded_optimizer_errors, selective_recompute_errors, sparse_state_errors, step_graph_errors,
 )  # fmt: skip
-from windlass.program.lowering.lower import lower, lower_stage
+from windlass.program.lowering.lower import lower, lower_stage, lower_stages
 from windlass.program.memory.disk_usage import DiskUsage, disk_usage
 from windlass.program.memory.effects import InstructionEffects
 from windlass.program.memory.layer_memory import LayerUse, evaluation_bytes, memory_by_layer
@@ -77,8 +77,8 @@ __all__ = [
     "evaluation_bytes", "exchanged_bytes", "expert_sharding", "float8_errors", "fully_recomputed",
     "fused_loss_errors", "gathered_kinds", "gradient_scatter_group", "gradients_reuse_weight_space",
     "is_recomputed", "last_phase_begin", "layer_kind_state_sizes", "layers_of_stage", "lower",
-    "lower_stage", "master_weight_errors", "memory_by_layer", "memory_profile", "mesh_coord",
-    "message_bytes", "micro_of_rank", "moment_errors", "offloaded_bytes_by_tier",
+    "lower_stage", "lower_stages", "master_weight_errors", "memory_by_layer", "memory_profile",
+    "mesh_coord", "message_bytes", "micro_of_rank", "moment_errors", "offloaded_bytes_by_tier",
     "offloaded_layer_bytes", "offloaded_optimizer_errors", "op_collectives",
     "optimizer_shard_index", "padded_elements", "padded_frozen_elements", "parameter_gather_group",
     "parameter_shard_index", "pass_collective", "pass_ops", "plan_errors", "plan_layer_sizes",

@@ -160,12 +160,12 @@ def test_no_lower_bound_exceeds_its_plan(seed: int):
     for plan, prediction in told:
         process_bytes = on.device.process_bytes(compiled=plan.compile)
         budget, seconds = prediction.peaks[0].peak_bytes, prediction.step_seconds * ROUNDING
-        short = TruncatedPlan(plan, graph, on)
+        prices = PhasePrices(ArrayClock(plan, graph, on))
+        short = TruncatedPlan(plan, prices)
         memory, table = PhaseMemory.of(plan, graph), PhaseTable.of(plan, [plan.stages], graph)
         outputs = plan.is_offloaded("activations")
         (least,) = memory.of_fullest_stage(table, offloads_activations=outputs)
         assert process_bytes + least <= budget, plan
-        prices = PhasePrices(ArrayClock(plan, graph, on))
         tier = offload_tiers(on)[0]
         both_ways = tier.transfer_seconds(1, 0) + tier.transfer_seconds(0, 1)
         moved = memory.offloaded_outputs(table) * both_ways if outputs else None

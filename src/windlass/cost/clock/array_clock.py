@@ -61,8 +61,11 @@ class ArrayClock:
     def seconds_by_machine(self, plan: Plan, machines: Sequence[Machine]) -> Floats:
         """Seconds of a plan's step on machines that differ in rates only, `[machine]`."""
         columns = PlanColumns.of((plan,))
-        clocks = [ArrayClock(self.base, self.graph, machine) for machine in machines]
-        batch = MachinesBatch([clock._batch(columns)[0] for clock in clocks])
+        layout = self._layout(columns.shape.pipeline, columns.chunk_bounds)
+        prices = [LayerPrices(self.base, self.graph, machine) for machine in machines]
+        batch = MachinesBatch(
+            [PlanBatch(columns, layout, *each) for each in zip(prices, machines, strict=True)]
+        )
         self._batches.appendleft((batch, self._bytes(batch)))
         return self.step_seconds(batch.columns)
 

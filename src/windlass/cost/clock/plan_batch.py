@@ -297,15 +297,15 @@ class MachinesBatch(PlanBatch):
         return np.concatenate([each.passes(way) for each in self._batches], axis=-1)
 
 
-def _side_by_side(values: Sequence[Any]) -> Any:
-    """Arrays of several batches along their last axis, or what holds such arrays."""
-    first = values[0]
-    if isinstance(first, np.ndarray):
-        return np.concatenate(values, axis=-1)
+def _side_by_side(values: Sequence[object]) -> object:
+    """Arrays of several batches along their last axis, or tuples of such arrays."""
+    first, arrays = values[0], [each for each in values if isinstance(each, np.ndarray)]
+    if arrays:
+        return np.concatenate(arrays, axis=-1)
     if not isinstance(first, tuple):
         return first
-    parts = [_side_by_side(each) for each in zip(*values, strict=True)]
-    return type(first)(*parts) if hasattr(first, "_fields") else tuple(parts)
+    parts = map(_side_by_side, zip(*values, strict=True))
+    return first._make(parts) if hasattr(first, "_make") else tuple(parts)
 
 
 def distinct(*numbers: Ints | Bools) -> tuple[list[tuple[int, ...]], Ints]:

@@ -319,7 +319,7 @@ class _Simulator:
             return False
         begin = max(other.ready_time(instruction) for other in group)
         exchange = self._costs.communication_seconds(instruction)
-        overlapped = self._costs.communication.overlapped_seconds(instruction)
+        overlapped = self._costs.overlapped_seconds(instruction)
         for other in group:
             work = self._costs.seconds(instruction, other.program.device)
             end = begin + exchange - overlapped + work

@@ -82,6 +82,8 @@ class OffloadQueue:
         self._updates_device_grads = (
             self._shares_cores and not gathers and not plan.is_offloaded("gradients")
         )
+        self._moved: dict[tuple[InstructionKind, int | None, bool], float] = {}
+        """Seconds of transfers that are known, by kind, layer and whether gradients wait."""
         self.idle_at = 0.0
         """Time at which all transfers that were started have ended."""
         self._grads_offloaded_at = 0.0
@@ -168,12 +170,15 @@ class OffloadQueue:
         return InstructionSpan(start, end), now if self._overlaps else end
 
     def _transfer_seconds(self, instruction: Instruction) -> float:
-        return sum(
-            self._tiers[tier].transfer_seconds(moved.read, moved.written)
-            for tier, moved in self._traffic.instruction_traffic(
-                instruction, stored=self.has_offloaded_grads
-            ).items()
-        )
+        key = instruction.kind, instruction.layer, self.has_offloaded_grads
+        if key not in self._moved:
+            self._moved[key] = sum(
+                self._tiers[tier].transfer_seconds(moved.read, moved.written)
+                for tier, moved in self._traffic.instruction_traffic(
+                    instruction, stored=self.has_offloaded_grads
+                ).items()
+            )
+        return self._moved[key]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

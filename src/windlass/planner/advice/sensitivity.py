@@ -8,6 +8,7 @@ from windlass.cost import ArrayClock
 from windlass.document import Document
 from windlass.planner.result import Change, EvaluatedPlan
 from windlass.planner.search.evaluate import evaluate
+from windlass.planner.search.phase_bounds import PhasePrices
 from windlass.planner.search.phase_search import TruncatedPlan
 from windlass.planner.space.plan_space import PlanSpace
 from windlass.schema import (
@@ -78,7 +79,9 @@ def larger_batch(space: PlanSpace, best: EvaluatedPlan) -> Change | None:
     twice = plan.model_copy(update={"batch": batch})
     peak = prediction.peaks[0]
     if plan.is_offloaded("parameters"):
-        short = TruncatedPlan(twice, space.graph, space.machine)
+        short = TruncatedPlan(
+            twice, PhasePrices(ArrayClock(space.base, space.graph, space.machine))
+        )
         least_cost = short.step_seconds / (2 * prediction.step_seconds) - 1
         if least_cost > -_LEAST_GAIN or short.peak_bytes > peak.capacity_bytes:
             return None

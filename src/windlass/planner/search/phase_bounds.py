@@ -4,8 +4,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from windlass.cost import ArrayClock, Floats, Ints
-from windlass.planner.space.phase_space import state_key
+from windlass.cost import ArrayClock, Floats, InstructionCosts, Ints, KnownCosts
+from windlass.planner.space.phase_space import passes_key, state_key
 from windlass.planner.space.phase_table import PhaseTable, sums_before
 from windlass.program import (
     Instruction,
@@ -179,14 +179,23 @@ class PhasePrices:
     """
 
     def __init__(self, clock: ArrayClock) -> None:
-        self.clock, self._graph, self._machine = clock, clock.graph, clock.machine
+        self.clock, self.graph, self.machine = clock, clock.graph, clock.machine
         self._tiers = {tier.name: tier for tier in clock.machine.device.tiers}
+        self._costs: dict[tuple[object, ...], KnownCosts] = {}
         self._exchanges: dict[tuple[object, ...], tuple[Floats, Floats, Floats]] = {}
         self._transfers: dict[tuple[object, ...], tuple[Floats, Floats, Floats]] = {}
         owners = [owner for owners in tied_owner_layers(clock.graph) for owner in owners]
         self._again = np.arange(clock.graph.layers) >= clock.graph.first_trained
         """Whether weights surely come again before a phase runs backward that is not the last."""
         self._again[owners] = False
+
+    def costs(self, plan: Plan) -> InstructionCosts:
+        """Costs of a plan's instructions, most of which plans in other phases share."""
+        known = KnownCosts()
+        if plan.parallel.virtual_stages == 1:  # phases decide on which stage a layer lies else
+            key = *state_key(plan), *passes_key(plan), plan.offload
+            known = self._costs.setdefault(key, known)
+        return InstructionCosts(plan, self.graph, self.machine, known)
 
     def exchanges(self, plan: Plan) -> tuple[Floats, Floats, Floats]:
         """Seconds of all layers before each: in a step, again for phases but the last, reductions.
@@ -198,8 +207,8 @@ class PhasePrices:
         """
         key = state_key(plan)
         if key not in self._exchanges:
-            gather = reduce = beside = np.zeros(self._graph.layers)
-            if plan.parallel.replicas > 1 and self._machine.stack is None:
+            gather = reduce = beside = np.zeros(self.graph.layers)
+            if plan.parallel.replicas > 1 and self.machine.stack is None:
                 gather, reduce, beside = self.clock.exchange_seconds(plan)
             again = np.where(self._again, gather, 0.0)
             once, again, reduce = sums_before((gather + reduce - beside, again, reduce))
@@ -214,7 +223,7 @@ class PhasePrices:
         """
         key = *state_key(plan), plan.offload.parameters
         if key not in self._transfers:
-            traffic, kinds = TierTraffic(plan, self._graph), tuple(self._graph.layer_kinds())
+            traffic, kinds = TierTraffic(plan, self.graph), tuple(self.graph.layer_kinds())
             lasts = {kind.name: layer for layer, kind in enumerate(kinds)}
 
             def seconds(kind: InstructionKind) -> Floats:
@@ -222,7 +231,7 @@ class PhasePrices:
                 # The last layer of a kind is in the first phase only if all of them are.
                 for name, layer in lasts.items():
                     each = traffic.instruction_traffic(Instruction(kind, layer))
-                    moves = plan.defers_updates and self._graph.kinds[name].trained_count
+                    moves = plan.defers_updates and self.graph.kinds[name].trained_count
                     times[name] = sum(
                         self._tiers[tier].transfer_seconds(*moved)
                         for tier, moved in (each.items() if moves else ())

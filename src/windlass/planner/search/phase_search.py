@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from windlass.cost import ArrayClock, Floats, predict_plan, predict_time
+from windlass.cost import ArrayClock, Floats, predict_plan, simulated_seconds
 from windlass.planner.result import EvaluatedPlan, with_budget
 from windlass.planner.search.bounds import ConfigBounds
 from windlass.planner.search.config_prices import CLOCK_ERROR
@@ -37,6 +37,7 @@ from windlass.planner.search.phase_bounds import (
 from windlass.planner.space.options import offload_tiers
 from windlass.planner.space.phase_space import (
     OffloadedState,
+    passes_key,
     plans_of,
     state_key,
     with_state_on,
@@ -45,11 +46,11 @@ from windlass.planner.space.phase_table import PhaseTable, with_chunks
 from windlass.planner.space.plan_space import PlanSpace
 from windlass.program import (
     Program,
-    lower,
+    lower_stages,
     memory_profile,
     plan_errors,
 )
-from windlass.schema import Graph, Machine, Plan, Prediction, Tier
+from windlass.schema import Plan, Prediction, Tier
 
 _SHORT_MICROBATCHES = 3
 """Micro-batches of the longer of two short programs."""
@@ -221,7 +222,7 @@ class PhaseSearch:
                 outputs = np.asarray(nbytes * both_ways, dtype=np.float64)
             if min_step_seconds(offloaded, table, self._prices, outputs)[0] >= self.best_seconds:
                 continue
-            short = self._short.setdefault(offloaded, TruncatedPlan(offloaded, graph, machine))
+            short = self._short.setdefault(offloaded, TruncatedPlan(offloaded, self._prices))
             if (
                 not plan_errors(offloaded, graph, machine)
                 and short.peak_bytes <= self._budget_bytes
@@ -246,7 +247,7 @@ class PhaseSizes:
     def least_bytes(self, base: Plan) -> int:
         """Device memory that plans take whose phases are single layers, or more."""
         # An embedding holds the rows of all earlier micro-batches.
-        key = (*_passes_key(base), base.batch.accumulation)
+        key = (*passes_key(base), base.batch.accumulation)
         if key not in self._fullest_layer:
             self._fullest_layer[key] = self.memory(base).of_fullest_layer()
         return self._fullest_layer[key] + self._process_bytes(base)
@@ -274,7 +275,7 @@ class PhaseSizes:
 
     def memory(self, base: Plan) -> PhaseMemory:
         """Bounds on the device memory of a plan in every number of phases."""
-        graph, passes = self._space.graph, _passes_key(base)
+        graph, passes = self._space.graph, passes_key(base)
         if passes not in self._layer_passes:
             self._layer_passes[passes] = LayerPasses.of(base, graph)
         state = state_key(base)
@@ -286,28 +287,17 @@ class PhaseSizes:
         return self._space.machine.device.process_bytes(compiled=base.compile)
 
 
-def _passes_key(base: Plan) -> tuple[object, ...]:
-    """What the passes of a micro-batch depend on."""
-    parallel = base.parallel
-    return (
-        parallel.tensor, parallel.context, parallel.expert, base.precision, base.compile,
-        base.loss, base.attention, base.stages[0].recompute, base.batch.micro,
-    )  # fmt: skip
-
-
 @dataclass(frozen=True)
 class TruncatedPlan:
     """Peak memory of one plan and a bound on its step, from programs of few micro-batches.
 
     Args:
         plan: a legal plan in phases.
-        graph: the graph that it partitions.
-        machine: the machine that it runs on.
+        prices: of plans of the same model and machine.
     """
 
     plan: Plan
-    graph: Graph
-    machine: Machine
+    prices: PhasePrices
 
     @cached_property
     def peak_bytes(self) -> int:
@@ -320,22 +310,21 @@ class TruncatedPlan:
         few = _SHORT_MICROBATCHES
         short, further = self._short_programs, self.plan.batch.accumulation - few
         if self._spans_stages:
-            return max(stage_peak_bytes(self.plan, self.graph, self.machine))
+            return max(stage_peak_bytes(self.plan, self.prices.graph, self.prices.machine))
         if further <= 0:
-            return max(stage_peak_bytes(self.plan, self.graph, self.machine, short))
-        longer = lower(self._with_accumulation(few + 1), self.graph)
-        each_stage = slice(None, None, self.plan.parallel.devices // self.plan.parallel.pipeline)
+            return max(stage_peak_bytes(self.plan, self.prices.graph, self.prices.machine, short))
+        longer = lower_stages(self._with_accumulation(few + 1), self.prices.graph)
         pairs = (
             zip(self._held(program), self._held(more, without=few - 1), strict=True)
-            for program, more in zip(short[each_stage], longer[each_stage], strict=True)
+            for program, more in zip(short, longer, strict=True)
         )
         return max(held + further * (more - held) for pair in pairs for held, more in pair)
 
     def _held(self, program: Program, without: int | None = None) -> Iterator[int]:
         """Bytes in use while each instruction runs, but for those of one micro-batch."""
-        process_bytes = self.machine.device.process_bytes(compiled=self.plan.compile)
+        process_bytes = self.prices.machine.device.process_bytes(compiled=self.plan.compile)
         # Sizes are the plan's own: rows of an embedding's gradient grow up to its vocabulary only.
-        profile = memory_profile(program, self.plan, self.graph, runtime_bytes=process_bytes)
+        profile = memory_profile(program, self.plan, self.prices.graph, runtime_bytes=process_bytes)
         for each, held in zip(program.instructions, profile.bytes_by_instruction, strict=True):
             if without is None or each.micro_batch != without:
                 yield held
@@ -361,19 +350,20 @@ class TruncatedPlan:
         return high + further * (high - self._seconds(_SHORT_MICROBATCHES - 1))
 
     def _seconds(self, accumulation: int, programs: tuple[Program, ...] = ()) -> float:
-        plan = self._with_accumulation(accumulation)
-        return predict_time(plan, self.graph, self.machine, programs).step_seconds
+        plan, prices = self._with_accumulation(accumulation), self.prices
+        programs = programs or lower_stages(plan, prices.graph)
+        return simulated_seconds(plan, prices.graph, prices.machine, prices.costs(plan), programs)
 
     @cached_property
     def prediction(self) -> Prediction:
         """Prediction of the full plan."""
-        programs = lower(self.plan, self.graph)
-        return predict_plan(self.plan, self.graph, self.machine, programs)
+        programs = lower_stages(self.plan, self.prices.graph)
+        return predict_plan(self.plan, self.prices.graph, self.prices.machine, programs)
 
     @cached_property
     def _short_programs(self) -> tuple[Program, ...]:
         """Programs of the plan with few micro-batches."""
-        return lower(self._with_accumulation(_SHORT_MICROBATCHES), self.graph)
+        return lower_stages(self._with_accumulation(_SHORT_MICROBATCHES), self.prices.graph)
 
     def _with_accumulation(self, accumulation: int) -> Plan:
         """The plan with at most this many micro-batches."""

@@ -238,6 +238,15 @@ def state_key(plan: Plan) -> tuple[object, ...]:
     )  # fmt: skip
 
 
+def passes_key(base: Plan) -> tuple[object, ...]:
+    """What the passes of a micro-batch depend on."""
+    parallel = base.parallel
+    return (
+        parallel.tensor, parallel.context, parallel.expert, base.precision, base.compile,
+        base.loss, base.attention, base.stages[0].recompute, base.batch.micro,
+    )  # fmt: skip
+
+
 def phase_schedules(space: PlanSpace, pipeline: int) -> tuple[PipelineSchedule, ...]:
     """The orders in which the stages of a pipeline may run their phases.
 

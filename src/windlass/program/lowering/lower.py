@@ -24,8 +24,6 @@ from windlass.program.pipeline_schedules import PipelinePass, stage_passes
 from windlass.program.validate_plan import require_lowerable
 from windlass.schema import Graph, Plan
 
-_Instructions = tuple[Instruction, ...]
-
 
 def lower(plan: Plan, graph: Graph) -> tuple[Program, ...]:
     """The programs of one step, one for each device, in the order of their global ranks.
@@ -33,20 +31,23 @@ def lower(plan: Plan, graph: Graph) -> tuple[Program, ...]:
     Raises:
         InputErrors: this version cannot lower the plan, or the plan does not cover the graph.
     """
-    require_lowerable(plan, graph)
-    label = plan.label
-    stages = [_lower_stage(plan, graph, stage) for stage in range(plan.parallel.pipeline)]
+    stages = lower_stages(plan, graph)
     coords = (mesh_coord(device, plan.parallel) for device in range(plan.parallel.devices))
-    # Built without validation: tens of thousands of instructions were just made from typed values.
     return tuple(
-        Program.model_construct(
-            plan=label,
-            device=device,
-            instructions=stages[coord.stage][0],
-            flush_deferred_updates=stages[coord.stage][1],
-        )
+        stages[coord.stage].model_copy(update={"device": device})
         for device, coord in enumerate(coords)
     )
+
+
+def lower_stages(plan: Plan, graph: Graph) -> tuple[Program, ...]:
+    """The program of the first device of each stage, which its other devices run too.
+
+    Raises:
+        InputErrors: this version cannot lower the plan, or the plan does not cover the graph.
+    """
+    require_lowerable(plan, graph)
+    label = plan.label
+    return tuple(_lower_stage(plan, graph, stage, label) for stage in range(plan.parallel.pipeline))
 
 
 def lower_stage(plan: Plan, graph: Graph, stage: int) -> Program:
@@ -56,19 +57,22 @@ def lower_stage(plan: Plan, graph: Graph, stage: int) -> Program:
         InputErrors: this version cannot lower the plan, or the plan does not cover the graph.
     """
     require_lowerable(plan, graph)
-    instructions, flushed = _lower_stage(plan, graph, stage)
+    return _lower_stage(plan, graph, stage, plan.label)
+
+
+def _lower_stage(plan: Plan, graph: Graph, stage: int, label: str) -> Program:
+    """A stage's program, without validation: its instructions are made from typed values."""
+    flushed: tuple[Instruction, ...] = ()
+    if plan.is_offloaded("parameters"):
+        instructions, flushed = lower_offloaded_stage(plan, graph, stage)
+    else:
+        instructions = tuple(_ResidentStage(plan, graph, stage).step())
     return Program.model_construct(
-        plan=plan.label,
+        plan=label,
         device=stage * plan.parallel.tensor * plan.parallel.replicas,
         instructions=instructions,
         flush_deferred_updates=flushed,
     )
-
-
-def _lower_stage(plan: Plan, graph: Graph, stage: int) -> tuple[_Instructions, _Instructions]:
-    if plan.is_offloaded("parameters"):
-        return lower_offloaded_stage(plan, graph, stage)
-    return tuple(_ResidentStage(plan, graph, stage).step()), ()
 
 
 class _ResidentStage:
