@@ -5,14 +5,14 @@ each tighter and dearer than the one before, show that a plan does not fit or is
 one:
 
 - sizes of layers, and seconds of their passes (`phase_bounds`);
-- programs of 3 and 4 micro-batches. What a stage holds at an instruction grows by a constant with
-  every further micro-batch, so that they give the peak of the full plan;
-- programs of 2 and 3. The end of a step is the largest of sums that each grow by a constant with
+- a program of 4 micro-batches. What a stage holds at an instruction grows by a constant with every
+  further one, so that it gives the peak of the full plan;
+- programs of 3 and 4. The end of a step is the largest of sums that each grow by a constant with
   every micro-batch, so a line through the ends of the two is never above the full plan's.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from heapq import heapify, heappop, heappush
 from itertools import count
@@ -53,7 +53,7 @@ from windlass.program import (
 from windlass.schema import Plan, Prediction, Tier
 
 _SHORT_MICROBATCHES = 3
-"""Micro-batches of the longer of two short programs."""
+"""Micro-batches of the shorter of two short programs."""
 
 
 class PhaseSearchResult(NamedTuple):
@@ -298,6 +298,9 @@ class TruncatedPlan:
 
     plan: Plan
     prices: PhasePrices
+    _lowered: dict[int, tuple[Program, ...]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     @cached_property
     def peak_bytes(self) -> int:
@@ -307,27 +310,29 @@ class TruncatedPlan:
         instruction of the first, the second or the last of them grows by a constant with each one
         in between, and is largest at one of those three.
         """
-        few = _SHORT_MICROBATCHES
-        short, further = self._short_programs, self.plan.batch.accumulation - few
-        if self._spans_stages:
-            return max(stage_peak_bytes(self.plan, self.prices.graph, self.prices.machine))
-        if further <= 0:
-            return max(stage_peak_bytes(self.plan, self.prices.graph, self.prices.machine, short))
-        longer = lower_stages(self._with_accumulation(few + 1), self.prices.graph)
-        pairs = (
-            zip(self._held(program), self._held(more, without=few - 1), strict=True)
-            for program, more in zip(short, longer, strict=True)
-        )
-        return max(held + further * (more - held) for pair in pairs for held, more in pair)
+        graph, machine = self.prices.graph, self.prices.machine
+        further = self.plan.batch.accumulation - _SHORT_MICROBATCHES
+        if self._spans_stages or further <= 0:
+            return max(stage_peak_bytes(self.plan, graph, machine, self._programs(further)))
+        return max(self._peak_of(program) for program in self._programs(1))
 
-    def _held(self, program: Program, without: int | None = None) -> Iterator[int]:
-        """Bytes in use while each instruction runs, but for those of one micro-batch."""
-        process_bytes = self.prices.machine.device.process_bytes(compiled=self.plan.compile)
+    def _peak_of(self, program: Program) -> int:
+        """Bytes of the full plan on one stage, by its program of one micro-batch more.
+
+        Each further micro-batch leaves what its last but one does.
+        """
+        graph, process_bytes = self.prices.graph, self.prices.machine.device.process_bytes
         # Sizes are the plan's own: rows of an embedding's gradient grow up to its vocabulary only.
-        profile = memory_profile(program, self.plan, self.prices.graph, runtime_bytes=process_bytes)
-        for each, held in zip(program.instructions, profile.bytes_by_instruction, strict=True):
-            if without is None or each.micro_batch != without:
-                yield held
+        profile = memory_profile(
+            program, self.plan, graph, runtime_bytes=process_bytes(compiled=self.plan.compile)
+        )
+        last = np.array(
+            [each.micro_batch == _SHORT_MICROBATCHES - 1 for each in program.instructions]
+        )
+        left = np.cumsum(np.where(last, profile.changes, 0))
+        further = self.plan.batch.accumulation - _SHORT_MICROBATCHES - 1
+        held = np.array(profile.bytes_by_instruction) + further * left
+        return int(held[~last].max())
 
     @property
     def _spans_stages(self) -> bool:
@@ -341,18 +346,18 @@ class TruncatedPlan:
     @cached_property
     def step_seconds(self) -> float:
         """Lower bound on step time: a line through the ends of two short programs."""
-        if self._spans_stages:
-            return self._seconds(self.plan.batch.accumulation)
         further = self.plan.batch.accumulation - _SHORT_MICROBATCHES
-        high = self._seconds(_SHORT_MICROBATCHES, self._short_programs)
-        if further <= 0:
-            return high
-        return high + further * (high - self._seconds(_SHORT_MICROBATCHES - 1))
+        if self._spans_stages or further <= 0:
+            return self._seconds(further)
+        few = self._seconds(0)
+        return few + further * (self._seconds(1) - few)
 
-    def _seconds(self, accumulation: int, programs: tuple[Program, ...] = ()) -> float:
-        plan, prices = self._with_accumulation(accumulation), self.prices
-        programs = programs or lower_stages(plan, prices.graph)
-        return simulated_seconds(plan, prices.graph, prices.machine, prices.costs(plan), programs)
+    def _seconds(self, more: int) -> float:
+        """Seconds of a step of few micro-batches and some more."""
+        plan, prices = self._shortened(more), self.prices
+        return simulated_seconds(
+            plan, prices.graph, prices.machine, prices.costs(plan), self._programs(more)
+        )
 
     @cached_property
     def prediction(self) -> Prediction:
@@ -360,15 +365,16 @@ class TruncatedPlan:
         programs = lower_stages(self.plan, self.prices.graph)
         return predict_plan(self.plan, self.prices.graph, self.prices.machine, programs)
 
-    @cached_property
-    def _short_programs(self) -> tuple[Program, ...]:
-        """Programs of the plan with few micro-batches."""
-        return lower_stages(self._with_accumulation(_SHORT_MICROBATCHES), self.prices.graph)
+    def _programs(self, more: int) -> tuple[Program, ...]:
+        """Programs of all stages, of few micro-batches and some more."""
+        if more not in self._lowered:
+            self._lowered[more] = lower_stages(self._shortened(more), self.prices.graph)
+        return self._lowered[more]
 
-    def _with_accumulation(self, accumulation: int) -> Plan:
-        """The plan with at most this many micro-batches."""
+    def _shortened(self, more: int) -> Plan:
+        """The plan with few micro-batches and some more, if it has as many."""
         batch = self.plan.batch
-        few = min(accumulation, batch.accumulation)
+        few = min(batch.accumulation, _SHORT_MICROBATCHES + more)
         return self.plan.model_copy(
             update={"batch": batch.model_copy(update={"accumulation": few})}
         )

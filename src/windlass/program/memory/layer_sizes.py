@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 from math import prod
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from windlass.program.activation_checkpointing import selective_layers
 from windlass.program.attention_costs import with_attention
@@ -22,6 +22,11 @@ from windlass.schema import (
     Polynomial,
     optimizer_law,
 )
+
+_NAMES_OF_SIZES = tuple(
+    sorted(Plan.model_fields.keys() - {"graph", "machine", "model", "stages", "offload"})
+)
+"""The fields of a plan that the sizes of its layers may depend on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,12 +137,15 @@ def plan_layer_sizes(plan: Plan, graph: Graph, tensor_rank: int = 0) -> tuple[La
     """
     kinds = rank_kinds(plan, graph, tensor_rank)
     selective = selective_layers(plan)
-    cache: dict[tuple[str, bool, bool], LayerSizes] = {}
+    alike = tensor_rank, *(getattr(plan, name) for name in _NAMES_OF_SIZES)
+    cache = cast(
+        "dict[tuple[str, bool, bool], LayerSizes]", graph.layer_sizes.setdefault(alike, {})
+    )
     keys = [
         (kind.name, index in selective, graph.gradient_reach(index) == "nothing")
         for index, kind in enumerate(graph.layer_kinds())
     ]
-    for name, is_selective, runs_forward_only in dict.fromkeys(keys):
+    for name, is_selective, runs_forward_only in set(keys) - cache.keys():
         sizes = layer_kind_sizes(plan, kinds[name], selective=is_selective)
         if runs_forward_only:
             sizes = replace(sizes, saved=0, backward_peak=0)

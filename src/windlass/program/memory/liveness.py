@@ -19,6 +19,8 @@ class MemoryProfile:
     tier: str
     bytes_by_instruction: tuple[int, ...]
     """Bytes in use while each instruction runs, [instruction]."""
+    changes: tuple[int, ...]
+    """Bytes that each instruction leaves, negative if it frees more than it makes."""
     peak_instruction: int
     """Index of the instruction at the peak, the first if there are several."""
     by_class: dict[MemoryClass, int]
@@ -58,14 +60,17 @@ def memory_profile(
     current = sum(resident.values())
     keys, deltas = _find_deltas(program.instructions, effects)
     in_use: list[int] = []
+    changes: list[int] = []
     for key in keys:
         made, working, freed, _ = deltas[key]
         in_use.append(current + made + working)
+        changes.append(made - freed)
         current += made - freed
     if not keys:
         return MemoryProfile(
-            tier=DEVICE_TIER, bytes_by_instruction=(), peak_instruction=0, by_class=resident
-        )
+            tier=DEVICE_TIER, bytes_by_instruction=(), changes=(), peak_instruction=0,
+            by_class=resident,
+        )  # fmt: skip
     peak = in_use.index(max(in_use))
     by_class = dict(resident)
     for key, times in Counter(keys[:peak]).items():
@@ -81,6 +86,7 @@ def memory_profile(
     return MemoryProfile(
         tier=DEVICE_TIER,
         bytes_by_instruction=tuple(in_use),
+        changes=tuple(changes),
         peak_instruction=peak,
         by_class=by_class,
     )

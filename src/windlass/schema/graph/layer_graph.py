@@ -251,6 +251,11 @@ class Graph(Document):
         """
         return {}
 
+    @cached_property
+    def layer_sizes(self) -> dict[tuple[object, ...], dict[object, object]]:
+        """Sizes of layers that `program` has counted, by what they depend on of a plan."""
+        return {}
+
     @property
     def can_fuse_loss(self) -> bool:
         """Whether the last layer was captured with its loss fused."""
