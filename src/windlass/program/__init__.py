@@ -46,7 +46,7 @@ from windlass.program.memory.stage_tensors import StageTensors
 from windlass.program.memory.tier_traffic import TierTraffic, sum_tiers
 from windlass.program.memory.values import BOUNCE_BYTES, STAGING_BYTES
 from windlass.program.phases import gradients_reuse_weight_space
-from windlass.program.pipeline_schedules import schedule_passes
+from windlass.program.pipeline_schedules import PipelinePass, schedule_passes
 from windlass.program.replicas.context_parallel import (
     context_errors, context_run_errors, exchanged_bytes, gathered_kinds, micro_of_rank,
 )  # fmt: skip
@@ -70,7 +70,8 @@ __all__ = [
     "LAYER_PASSES", "MATCHING_RECEIVE", "STAGING_BYTES", "TRANSFER_KINDS", "WEIGHT_PASSES",
     "CollectiveUse", "CommunicationVolume", "Communicator", "DataUse", "DiskUsage", "Instruction",
     "InstructionEffects", "InstructionKind", "LayerSizes", "LayerUse", "MemoryProfile", "MeshCoord",
-    "Partition", "PassCollective", "PeerMap", "Program", "StackNeed", "StageTensors", "StateSizes",
+    "Partition", "PassCollective", "PeerMap", "PipelinePass", "Program", "StackNeed", "StageTensors",
+    "StateSizes",
     "TiedWeights", "TierTraffic", "all_gather_bytes", "all_reduce_bytes", "capability_faults",
     "chunks_of_stage", "communicator_partitions", "communicator_use", "context_errors",
     "context_run_errors", "describe_degrees", "describe_recompute", "disk_usage", "divided_kinds",

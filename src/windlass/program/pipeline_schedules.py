@@ -7,6 +7,8 @@ stages, and messages take no time.
 """
 
 from collections.abc import Callable, Mapping
+from functools import lru_cache
+from itertools import chain
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
@@ -95,18 +97,26 @@ def interleaved(
 
     Source: Narayanan et al. 2021, section 2.2.2.
     """
+    forward, backward = _interleaved_turns(stages, micro_batches, chunks)
+    warmup = min(len(forward), 2 * (stages - stage - 1) + (chunks - 1) * stages)
+    steady = chain.from_iterable(zip(forward[warmup:], backward, strict=False))
+    return (*forward[:warmup], *steady, *backward[len(forward) - warmup :])
+
+
+@lru_cache(maxsize=64)
+def _interleaved_turns(
+    stages: int, micro_batches: int, chunks: int
+) -> tuple[tuple[PipelinePass, ...], tuple[PipelinePass, ...]]:
+    """Forward and backward passes of each stage, in the order that is the same on all of them."""
     cycle = stages * chunks
     order = [
         (turn % cycle // stages, turn // cycle * stages + turn % stages)
         for turn in range(micro_batches * chunks)
     ]
-    forward = [PipelinePass("forward", index, chunk) for chunk, index in order]
-    backward = [PipelinePass("backward", index, chunks - 1 - chunk) for chunk, index in order]
-    warmup = min(len(order), 2 * (stages - stage - 1) + (chunks - 1) * stages)
-    passes = forward[:warmup]
-    for turn in range(len(order) - warmup):
-        passes += (forward[warmup + turn], backward[turn])
-    return (*passes, *backward[len(order) - warmup :])
+    return (
+        tuple(PipelinePass("forward", index, chunk) for chunk, index in order),
+        tuple(PipelinePass("backward", index, chunks - 1 - chunk) for chunk, index in order),
+    )
 
 
 def zero_bubble(stages: int, stage: int, micro_batches: int) -> tuple[PipelinePass, ...]:

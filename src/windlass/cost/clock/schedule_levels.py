@@ -12,7 +12,7 @@ import numpy as np
 
 from windlass.cost.arrays import Ints
 from windlass.cost.clock.plan_columns import PipelineShape
-from windlass.program import schedule_passes
+from windlass.program import PipelinePass, schedule_passes
 
 FORWARD, BACKWARD, WEIGHT = 0, 1, 2
 """Kinds of passes; a split backward has its input gradient in `BACKWARD`."""
@@ -136,14 +136,16 @@ def _span(indices: Ints) -> Ints | slice:
 def stage_passes(shape: PipelineShape, forward_chunks: int = 0) -> StagePasses:
     """All passes with their messages: an output for the next chunk, its gradient for the last."""
     schedule, pipeline, virtual_stages, micros = shape
+    numbers: dict[PipelinePass, int] = {}  # stages run the same passes in another order
     turns = [
         [
-            (_KIND[item.kind], item.micro_batch, item.chunk)
+            numbers.setdefault(item, len(numbers))
             for item in schedule_passes(schedule, pipeline, stage, micros, chunks=virtual_stages)
         ]
         for stage in range(pipeline)
     ]
-    kinds, micro, part = np.moveaxis(np.array(turns, dtype=np.int64), 2, 0)
+    passes = [(_KIND[item.kind], item.micro_batch, item.chunk) for item in numbers]
+    kinds, micro, part = np.array(passes, dtype=np.int64).T[:, turns]
     chunks = part * pipeline + np.arange(pipeline)[:, None]
     output, gradient = 1 + chunks * micros + micro, 1 + (shape.chunks + chunks) * micros + micro
     forward, backward = kinds == FORWARD, kinds == BACKWARD
