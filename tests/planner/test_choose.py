@@ -3,6 +3,7 @@ from hypothesis import given, settings, strategies as st
 
 from factories import sharded_graph, tiny_graph, tiny_machine
 from planner.single_stage import single_stage_plans
+from windlass.cost.clock.array_clock import ArrayClock
 from windlass.cost.predict import predict_plan
 from windlass.errors import InputErrors
 from windlass.planner.choose import NothingFits, choose_plan, seek_plan
@@ -107,7 +108,7 @@ def test_a_short_program_gives_the_prediction_of_the_full_one(
         st.sampled_from(single_stage_plans(request(*pins, batch=batch), graph, MACHINE))
     )
     full = with_budget(predict_plan(plan, graph, MACHINE), 1000)
-    short = evaluate(plan, graph, MACHINE, budget_bytes=1000)
+    short = evaluate(plan, ArrayClock(plan, graph, MACHINE), budget_bytes=1000)
     assert short.peaks == full.peaks
     assert short.plan == full.plan
     assert short.tokens_per_step == full.tokens_per_step

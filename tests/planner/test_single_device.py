@@ -185,7 +185,8 @@ def test_a_short_program_predicts_a_plan_with_offloaded_state():
             )
             for plan in single_stage_plans(asked, GRAPHS[0], on):
                 whole = predict_plan(plan, GRAPHS[0], on, lower(plan, GRAPHS[0]))
-                short = evaluate(plan, GRAPHS[0], on, budget_bytes=whole.peaks[0].capacity_bytes)
+                clock = ArrayClock(plan, GRAPHS[0], on)
+                short = evaluate(plan, clock, budget_bytes=whole.peaks[0].capacity_bytes)
                 assert short.step_seconds == pytest.approx(whole.step_seconds, rel=1e-9)
                 assert short.by_kind == pytest.approx(whole.by_kind)
                 assert short.peaks == whole.peaks

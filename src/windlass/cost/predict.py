@@ -62,7 +62,11 @@ _PUBLISHED_NOISE = 0.15
 
 
 def predict_plan(
-    plan: Plan, graph: Graph, machine: Machine, programs: tuple[Program, ...] = ()
+    plan: Plan,
+    graph: Graph,
+    machine: Machine,
+    programs: tuple[Program, ...] = (),
+    clock: ArrayClock | None = None,
 ) -> Prediction:
     """Predicts a plan's step: time by term and instruction kind, memory by tier and class.
 
@@ -71,6 +75,7 @@ def predict_plan(
         graph: the graph that it partitions.
         machine: the machine that it runs on.
         programs: programs lowered from the plan; none lowers as much of it as memory depends on.
+        clock: prices plans of the same model and machine; None makes one.
 
     Raises:
         InputErrors: the plan asks for what this version cannot lower.
@@ -78,11 +83,15 @@ def predict_plan(
     """
     stages = stage_tier_peaks(plan, graph, machine, programs)
     peaks = tuple(max(tier, key=attrgetter("peak_bytes")) for tier in zip(*stages, strict=True))
-    return predict_time(plan, graph, machine, programs).model_copy(update={"peaks": peaks})
+    return predict_time(plan, graph, machine, programs, clock).model_copy(update={"peaks": peaks})
 
 
 def predict_time(
-    plan: Plan, graph: Graph, machine: Machine, programs: tuple[Program, ...] = ()
+    plan: Plan,
+    graph: Graph,
+    machine: Machine,
+    programs: tuple[Program, ...] = (),
+    clock: ArrayClock | None = None,
 ) -> Prediction:
     """The same prediction without peak memory.
 
@@ -94,7 +103,7 @@ def predict_time(
         programs = programs or lower_stages(plan, graph)
         totals = simulated_totals(plan, graph, machine, costs, programs)
     else:
-        totals = clock_totals(plan, graph, machine, costs)
+        totals = clock_totals(plan, clock or ArrayClock(plan, graph, machine), costs)
     by_kind, by_term, offload = totals
     stragglers = (machine.straggler_factor(plan.parallel.devices) - 1) * sum(by_kind.values())
     for name, more in ((_STRAGGLERS, stragglers), (_HOST, machine.fixed_seconds)):
@@ -170,18 +179,18 @@ class StepTotals(NamedTuple):
     offload: OffloadTraffic | None
 
 
-def clock_totals(plan: Plan, graph: Graph, machine: Machine, costs: InstructionCosts) -> StepTotals:
+def clock_totals(plan: Plan, clock: ArrayClock, costs: InstructionCosts) -> StepTotals:
     """Seconds of a step by the array clock, of a plan that offloads no more than optimizer state.
 
     Instructions take what they take alone; the rest of the time a device waits.
 
     Args:
         plan: the plan.
-        graph: the graph that it partitions.
-        machine: the machine that it runs on.
+        clock: prices plans of its model and machine.
         costs: costs of the plan's instructions.
     """
-    ends = ArrayClock(plan, graph, machine).stage_ends(PlanColumns.of((plan,)))
+    graph, machine = clock.graph, clock.machine
+    ends = clock.stage_ends(PlanColumns.of((plan,)))
     stage = _last(ends.end[:, 0].tolist())
     end, passed, met, waited = (float(each[stage, 0]) for each in ends[:4])
     exchanged = dict(zip(EXCHANGE_WAITS, ends.exchanged[:, stage, 0].tolist(), strict=True))

@@ -228,8 +228,8 @@ def _explained(
         infeasible=tuple(islice(_smallest(space, fastest, budget_bytes), _MAX_INFEASIBLE)),
         axes=explain_axes(space, _pinned_keys(space.request)),
         pinned_rank=_pinned_rank(space, fastest, budget_bytes),
-        sensitivity={} if in_phases else sensitivities(space, plan, prediction.by_term),
-        larger_batch=larger_batch(space, best),
+        sensitivity={} if in_phases else sensitivities(fastest.clock, plan, prediction.by_term),
+        larger_batch=larger_batch(space, best, fastest.clock),
     )
 
 
@@ -254,11 +254,7 @@ def _runners_up(space: PlanSpace, fastest: FastestPlans, budget_bytes: int) -> l
     found: list[EvaluatedPlan] = []
     for plan in best_of_families(best, (plan for _, plan in ranked))[:_MAX_RIVALS]:
         prediction = known.get(plan) or evaluate(
-            plan,
-            space.graph,
-            space.machine,
-            budget_bytes=budget_bytes,
-            kept_code=space.kept_code,
+            plan, fastest.clock, budget_bytes=budget_bytes, kept_code=space.kept_code
         )
         if prediction.fits:
             found.append((plan, prediction))

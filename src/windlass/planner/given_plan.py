@@ -2,7 +2,7 @@
 
 from math import ceil
 
-from windlass.cost import KeptCode
+from windlass.cost import ArrayClock, KeptCode
 from windlass.errors import InputErrors, PlanError
 from windlass.planner.advice.nearest_sayable import pinned_by, with_nearest
 from windlass.planner.result import Advice, Change, PlanningResult, run_seconds
@@ -67,7 +67,8 @@ def result_of_given_plan(
     if errors := plan_errors(plan, graph, machine):
         raise InputErrors(with_nearest(errors, pinned_by(plan, request), graph, machine))
     budget_bytes = request.memory or machine.device.memory.capacity_bytes
-    prediction = evaluate(plan, graph, machine, budget_bytes=budget_bytes, kept_code=kept_code)
+    clock = ArrayClock(plan, graph, machine)
+    prediction = evaluate(plan, clock, budget_bytes=budget_bytes, kept_code=kept_code)
     if prediction.peaks[0].over_bytes:
         return _too_large(plan, prediction, graph, machine)
     if small := [peak for peak in prediction.peaks[1:] if peak.over_bytes]:

@@ -8,9 +8,9 @@ add to the fastest one: the margin's share of the communication that it waits fo
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from math import inf
 
+from windlass.cost import ArrayClock
 from windlass.planner.result import EvaluatedPlan, run_seconds, with_budget
 from windlass.planner.search.evaluate import evaluate
 from windlass.planner.search.fastest import FastestPlans, fastest_plans
@@ -72,14 +72,14 @@ def _least_on_slower_links(
     )
     if len(near) == 1 or not links:
         return near[0]
-    slower = replace(space, machine=space.machine.model_copy(update={"links": links}))
+    slower = space.machine.model_copy(update={"links": links})
+    clock = ArrayClock(space.base, space.graph, slower)
 
     def seconds(item: EvaluatedPlan) -> float:
         capacity_bytes = item[1].peaks[0].capacity_bytes
         prediction = evaluate(
-            item[0], slower.graph, slower.machine, budget_bytes=capacity_bytes,
-            kept_code=space.kept_code,
-        )  # fmt: skip
+            item[0], clock, budget_bytes=capacity_bytes, kept_code=space.kept_code
+        )
         return run_seconds(prediction, steps)
 
     return min(near, key=seconds)

@@ -121,7 +121,7 @@ def test_the_clock_breaks_a_step_down_as_the_event_simulator_does():
         if index % 3 == 0:
             plan, machine = draw_on_stack(chance, graph, machine)
         costs = InstructionCosts(plan, graph, machine)
-        clock = clock_totals(plan, graph, machine, costs)
+        clock = clock_totals(plan, ArrayClock(plan, graph, machine), costs)
         whole = simulated_totals(plan, graph, machine, costs, lower(plan, graph))
         step, on_cores = sum(whole.by_kind.values()), machine.device.kind == "cpu"
         near = ON_CORES if plan.offloads and on_cores else TERMS

@@ -6,6 +6,7 @@ from functools import cached_property
 from math import ceil
 from typing import Literal
 
+from windlass.cost import ArrayClock
 from windlass.planner.advice.alternatives import alternatives
 from windlass.planner.advice.offload_feasibility import tier_shortages
 from windlass.planner.advice.shortfall import ClosestPlan, shortfall
@@ -57,7 +58,8 @@ class _Advisor:
         self._space, self._request = space, space.request
         self._infeasible, self._budget_bytes = infeasible, budget_bytes
         self._nearest = infeasible[0].plan
-        prediction = evaluate(self._nearest, space.graph, space.machine, budget_bytes=budget_bytes)
+        clock = ArrayClock(space.base, space.graph, space.machine)
+        prediction = evaluate(self._nearest, clock, budget_bytes=budget_bytes)
         self._token_seconds = prediction.step_seconds / prediction.tokens_per_step
         """What the cost of a change is stated against."""
         self._where: Literal["memory"] | None = None if space.machine.devices == 1 else "memory"

@@ -8,6 +8,7 @@ from windlass.cost import ArrayClock
 from windlass.document import Document
 from windlass.planner.result import Change, EvaluatedPlan
 from windlass.planner.search.evaluate import evaluate
+from windlass.planner.search.least_recompute import fits_tiers
 from windlass.planner.search.phase_bounds import PhasePrices
 from windlass.planner.search.phase_search import TruncatedPlan
 from windlass.planner.space.plan_space import PlanSpace
@@ -46,7 +47,7 @@ shorten waiting only."""
 
 
 def sensitivities(
-    space: PlanSpace, plan: Plan, by_term: Mapping[str, float]
+    clock: ArrayClock, plan: Plan, by_term: Mapping[str, float]
 ) -> Mapping[str, float]:
     """Share of a step that 10 % better constants would save, by group of constants, most first.
 
@@ -57,9 +58,8 @@ def sensitivities(
         plan: a plan with all layers on the device.
         by_term: seconds of the plan's simulated step by term.
     """
-    names, machines = zip(*_improved_machines(space.machine), strict=True)
-    clock = ArrayClock(space.base, space.graph, space.machine)
-    base, *better = clock.seconds_by_machine(plan, (space.machine, *machines)).tolist()
+    names, machines = zip(*_improved_machines(clock.machine), strict=True)
+    base, *better = clock.seconds_by_machine(plan, (clock.machine, *machines)).tolist()
     saved, step_seconds = {}, sum(by_term.values())
     for name, seconds in zip(names, better, strict=True):
         spent = sum(by_term.get(term, 0.0) for term in _TERMS.get(name, _WAITING))
@@ -68,7 +68,7 @@ def sensitivities(
     return dict(sorted(saved.items(), key=lambda item: -item[1]))
 
 
-def larger_batch(space: PlanSpace, best: EvaluatedPlan) -> Change | None:
+def larger_batch(space: PlanSpace, best: EvaluatedPlan, clock: ArrayClock) -> Change | None:
     """The plan with twice the micro-batches; None if that saves less than 1 % of a token's time.
 
     Without phases more micro-batches need no more memory. They share the pipeline's bubble, the
@@ -77,21 +77,24 @@ def larger_batch(space: PlanSpace, best: EvaluatedPlan) -> Change | None:
     plan, prediction = best
     batch = plan.batch.model_copy(update={"accumulation": 2 * plan.batch.accumulation})
     twice = plan.model_copy(update={"batch": batch})
-    peak = prediction.peaks[0]
+    capacity_bytes = prediction.peaks[0].capacity_bytes
     if plan.is_offloaded("parameters"):
-        short = TruncatedPlan(
-            twice, PhasePrices(ArrayClock(space.base, space.graph, space.machine))
-        )
+        short = TruncatedPlan(twice, PhasePrices(clock))
         least_cost = short.step_seconds / (2 * prediction.step_seconds) - 1
-        if least_cost > -_LEAST_GAIN or short.peak_bytes > peak.capacity_bytes:
+        if least_cost > -_LEAST_GAIN or short.peak_bytes > capacity_bytes:
             return None
-    double = evaluate(twice, space.graph, space.machine, budget_bytes=peak.capacity_bytes)
-    cost = double.step_seconds / (2 * prediction.step_seconds) - 1
-    if cost > -_LEAST_GAIN or not double.fits:
+        fits = fits_tiers(twice, space)
+        seconds, peak_bytes = short.whole_step_seconds, short.peak_bytes
+    else:
+        double = evaluate(twice, clock, budget_bytes=capacity_bytes)
+        fits, seconds = double.fits, double.step_seconds
+        peak_bytes = double.peaks[0].peak_bytes
+    cost = seconds / (2 * prediction.step_seconds) - 1
+    if cost > -_LEAST_GAIN or not fits:
         return None
     return Change(
-        overrides=(f"train.batch={twice.global_batch}",), plan=twice,
-        peak_bytes=double.peaks[0].peak_bytes, cost=cost,
+        overrides=(f"train.batch={twice.global_batch}",), plan=twice, peak_bytes=peak_bytes,
+        cost=cost,
     )  # fmt: skip
 
 

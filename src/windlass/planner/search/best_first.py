@@ -308,11 +308,11 @@ class BestFirst:
 
     def _evaluated(self, fitting: Sequence[tuple[float, Plan]], most: int) -> list[EvaluatedPlan]:
         """The fastest plans, and those as fast as the last of them, with their predictions."""
-        graph, machine, kept = self.space.graph, self.space.machine, self.space.kept_code
+        budget_bytes, kept = self._budget_bytes, self.space.kept_code
         slowest = fitting[:most][-1][0] * (1 + _EQUAL) if fitting else inf
         plans = [plan for seconds, plan in fitting if seconds <= slowest]
         best = [
-            (plan, evaluate(plan, graph, machine, budget_bytes=self._budget_bytes, kept_code=kept))
+            (plan, evaluate(plan, self.clock, budget_bytes=budget_bytes, kept_code=kept))
             for plan in plans
         ]
         return sorted(best, key=lambda item: run_rank(item, self.space.request.train.steps))

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from windlass.cost import (
+    ArrayClock,
     KeptCode,
     compile_seconds,
     predict_plan,
@@ -21,15 +22,11 @@ from windlass.schema import Graph, Machine, Plan, Prediction
 
 
 def evaluate(
-    plan: Plan,
-    graph: Graph,
-    machine: Machine,
-    *,
-    budget_bytes: int,
-    kept_code: KeptCode = frozenset(),
+    plan: Plan, clock: ArrayClock, *, budget_bytes: int, kept_code: KeptCode = frozenset()
 ) -> Prediction:
     """The prediction of a plan, with `budget_bytes` as the capacity of device memory."""
-    prediction = with_budget(predict_plan(plan, graph, machine), budget_bytes)
+    graph, machine = clock.graph, clock.machine
+    prediction = with_budget(predict_plan(plan, graph, machine, clock=clock), budget_bytes)
     seconds = compile_seconds(plan, graph, machine, kept_code)
     return prediction.model_copy(update={"compile_seconds": seconds})
 

@@ -53,7 +53,7 @@ class Findings:
             is_open = is_other and not any(broken_pins(space.request, like))
             if is_open and not plan_errors(like, space.graph, space.machine):
                 found = evaluate(
-                    like, space.graph, space.machine, budget_bytes=budget_bytes,
+                    like, self.prices(space)[0], budget_bytes=budget_bytes,
                     kept_code=space.kept_code,
                 )  # fmt: skip
                 return (like, found) if found.fits else None

@@ -352,6 +352,11 @@ class TruncatedPlan:
         few = self._seconds(0)
         return few + further * (self._seconds(1) - few)
 
+    @property
+    def whole_step_seconds(self) -> float:
+        """Step time of the full plan."""
+        return self._seconds(self.plan.batch.accumulation)
+
     def _seconds(self, more: int) -> float:
         """Seconds of a step of few micro-batches and some more."""
         plan, prices = self._shortened(more), self.prices

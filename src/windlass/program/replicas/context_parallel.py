@@ -109,9 +109,16 @@ def gathered_kinds(kinds: Mapping[str, LayerKind], degree: int) -> dict[str, Lay
 def _gathered(kind: LayerKind, degree: int) -> LayerKind:
     """A layer kind beside whose own keys and values lie those of all ranks."""
     experts = next((p.shape[0] for p in kind.parameters if p.expert), 0)
-    gathered = kind.with_costs(lambda cost: _gathered_cost(cost, degree, experts, again=False))
-    selective = (_gathered_cost(cost, degree, experts, again=True) for cost in kind.selective_costs)
-    return gathered.model_copy(update={"selective_costs": tuple(selective)})
+    names = ("costs", "selective_costs", "fused_costs")
+    return kind.model_copy(
+        update={
+            name: tuple(
+                _gathered_cost(cost, degree, experts, again=name == "selective_costs")
+                for cost in getattr(kind, name)
+            )
+            for name in names
+        }
+    )
 
 
 def _gathered_cost(cost: LayerCost, degree: int, experts: int, *, again: bool) -> LayerCost:

@@ -1,5 +1,6 @@
 """LayerCost: the ops and memory of a layer, by micro-batch and sequence."""
 
+from operator import add
 from typing import Literal, NamedTuple, Self
 
 from windlass.document import Document
@@ -68,7 +69,10 @@ class Polynomial(NamedTuple):
 
     def plus(self, *others: "Polynomial") -> Self:
         """The sum with other polynomials."""
-        return type(self)(*map(sum, zip(self, *others, strict=True)))
+        total = self
+        for other in others:
+            total = self._make(map(add, total, other))
+        return total
 
     @property
     def doubled(self) -> Self:
