@@ -178,6 +178,19 @@ def test_plans_of_a_batch_take_as_long_as_alone(schedule: PipelineSchedule):
     assert least == pytest.approx(np.array(each), rel=ROUNDING)
 
 
+def test_a_plan_priced_on_several_machines_at_once_takes_what_it_takes_on_each():
+    chance = random.Random(8)
+    for _ in range(6):
+        graph, machine = chance.choice(GRAPHS), chance.choice(MACHINES)
+        plan = draw(chance, graph, machine)
+        links = tuple(each.model_copy(update={"rate": each.rate / 3}) for each in machine.links)
+        machines = (machine, machine.model_copy(update={"links": links, "stragglers": 0.3}))
+        together = ArrayClock(plan, graph, machine).seconds_by_machine(plan, machines)
+        columns = PlanColumns.of([plan])
+        alone = [ArrayClock(plan, graph, each).step_seconds(columns)[0] for each in machines]
+        assert together.tolist() == pytest.approx(alone, rel=ROUNDING)
+
+
 def test_stage_seconds_are_those_of_the_products_of_a_stage():
     """Blocks of one product forward and two backward; only inner layers are recomputed."""
     graph, machine = equal_blocks(4)

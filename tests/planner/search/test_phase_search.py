@@ -157,10 +157,10 @@ def test_the_plan_found_is_the_fastest_of_all_that_fit(seed: int):
 def test_no_lower_bound_exceeds_its_plan(seed: int):
     space, told = case(seed)
     graph, on = space.graph, space.machine
+    prices = PhasePrices(ArrayClock(space.base, graph, on))
     for plan, prediction in told:
         process_bytes = on.device.process_bytes(compiled=plan.compile)
         budget, seconds = prediction.peaks[0].peak_bytes, prediction.step_seconds * ROUNDING
-        prices = PhasePrices(ArrayClock(plan, graph, on))
         short = TruncatedPlan(plan, prices)
         memory, table = PhaseMemory.of(plan, graph), PhaseTable.of(plan, [plan.stages], graph)
         outputs = plan.is_offloaded("activations")
@@ -173,6 +173,7 @@ def test_no_lower_bound_exceeds_its_plan(seed: int):
         assert (least_seconds <= seconds).all(), plan
         assert short.peak_bytes == budget, plan
         assert short.step_seconds <= seconds, plan
+        assert short.whole_step_seconds == pytest.approx(prediction.step_seconds, rel=1e-9), plan
 
 
 def partly_open(host_bytes: int) -> tuple[PlanSpace, list[Plan]]:
