@@ -241,12 +241,12 @@ class ConfigBounds(ConfigPrices):
             room = (self.budget_bytes or 0) / (1 - CLOCK_ERROR) - always - gradients
             over = np.maximum(over, (held - room) / np.maximum(most[row, at], 1e-9))
             never[least + np.where(waiting[row, at].any(axis=1), running, 0.0) > room] = inf
-        seconds = np.zeros(len(configs))
-        for item in np.flatnonzero(over.any(axis=1)).tolist():
-            mode = self._table.modes[self._table.mode[configs[item]]]
+        seconds = np.zeros(len(keys))
+        for at in np.unique(place[over.any(axis=1)]).tolist():
+            mode = self._table.modes[self._of_key[keys[at]][0]]
             selects = "selective" in self._space.recomputes(option, mode)
-            seconds[item] = self._seconds_of_byte(int(keys[place[item]]), selects=selects)
-        return over * seconds[:, None] + never
+            seconds[at] = self._seconds_of_byte(int(keys[at]), selects=selects)
+        return over * seconds[place][:, None] + never
 
     def _find_stage_table(self, pipeline: int, virtual_stages: int) -> tuple[Ints, Ints, Floats]:
         """First layer of each chunk; parameters of stages; a chunk's share of what can recompute.
