@@ -89,6 +89,7 @@ class InstructionCosts:
         self._selective = selective_layers(plan)
         self._known = known or KnownCosts()
         self._seconds_cache: dict[tuple[InstructionKind, int | None, bool, int | None], float] = {}
+        self._exposed_cache: dict[tuple[InstructionKind, int | None], float] = {}
         self.communication = CommunicationCosts(plan, graph, machine)
 
     @cached_property
@@ -138,13 +139,16 @@ class InstructionCosts:
     def communication_seconds(self, instruction: Instruction) -> float:
         """Seconds of communication on its links; of a pass, what it takes longer than without."""
         kind, layer, _ = instruction
-        key: tuple[object, ...] = (kind, layer)
-        if layer is not None and kind in LAYER_PASSES:
-            reach = self._graph.gradient_reach(layer)
-            key = kind, self._kinds[layer].name, reach, layer in self._selective
-        if key not in self._known.communication:
-            self._known.communication[key] = self._exposed_communication(instruction)
-        return self._known.communication[key]
+        cached = self._exposed_cache.get((kind, layer))
+        if cached is None:
+            key: tuple[object, ...] = (kind, layer)
+            if layer is not None and kind in LAYER_PASSES:
+                reach = self._graph.gradient_reach(layer)
+                key = kind, self._kinds[layer].name, reach, layer in self._selective
+            if key not in self._known.communication:
+                self._known.communication[key] = self._exposed_communication(instruction)
+            cached = self._exposed_cache[kind, layer] = self._known.communication[key]
+        return cached
 
     def overlapped_seconds(self, instruction: Instruction) -> float:
         """The part of an instruction's communication that overlaps with computation."""
