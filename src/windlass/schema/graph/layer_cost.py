@@ -71,7 +71,7 @@ class Polynomial(NamedTuple):
         """The sum with other polynomials."""
         total = self
         for other in others:
-            total = self._make(map(add, total, other))
+            total = type(self)(*map(add, total, other))
         return total
 
     @property
