@@ -371,3 +371,16 @@ def test_four_bits_are_faster_than_eight_where_a_device_has_them(tmp_path: Path)
         for word in ("fp8", "nvfp4")
     )
     assert four < eight
+
+
+def test_exchanges_of_8_bit_runs_overlap_where_the_software_has_it_and_those_of_4_bits_do_not(
+    tmp_path: Path,
+):
+    cells = {"source": "Megatron-Bridge (26.08 NeMo container)", "device": "B200-SXM-180GB"}
+    eight, four = (
+        published_plan(run, run.config).machine.stack
+        for run in (_deepseek(tmp_path, **cells, precision=word) for word in ("mxfp8", "nvfp4"))
+    )
+    assert eight is not None and four is not None
+    assert (eight.tensor_overlap, four.tensor_overlap) == (0.7, 0.0)
+    assert published_plan(run := _deepseek(tmp_path, **cells), run.config).plan.step_graph

@@ -54,6 +54,11 @@ class Cluster(Document):
     microbatch_split: Literal["fastest", "stages"] = "fastest"
     """How a replica's batch is split if a row does not state it: the fastest way that fits, or as
     many micro-batches as pipeline stages."""
+    overlaps: bool = False
+    """Whether collectives inside passes run beside products as far as the stack can; else they do
+    where a row's notes say so."""
+    records: bool = False
+    """Whether steps were recorded and replayed (CUDA graphs), so that no host launched kernels."""
     streams: bool = False
     """Whether weights, gradients and optimizer state lie outside the device and stream through
     it."""

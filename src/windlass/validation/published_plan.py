@@ -47,7 +47,9 @@ def published_plan(
     """
     cluster = run.cluster
     stack = stack or load_stack(cluster.stack)
-    if stack.tensor_overlap and not config.async_tensor_parallel:
+    # Transformer Engine's overlap has 8-bit factors (its #1711), and none of 4 bits was found.
+    overlaps = config.async_tensor_parallel or (cluster.overlaps and not config.float4)
+    if stack.tensor_overlap and not overlaps:
         stack = stack.model_copy(update={"tensor_overlap": 0.0})
     if stack.sequence_parallel and not config.sequence_parallel:
         stack = stack.model_copy(update={"sequence_parallel": False})
@@ -138,6 +140,7 @@ def _plan(run: PublishedRun, config: RunConfig, graph: Graph, machine: Machine) 
         graph=graph.label,
         machine=machine.name,
         stack=None if machine.stack is None else machine.stack.name,
+        step_graph=True if run.cluster.records else None,
         precision=config.narrow or machine.device.half_precision,
         parallel=Parallelism(
             pipeline=pipeline,

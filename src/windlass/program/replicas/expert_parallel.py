@@ -238,6 +238,7 @@ def _divided_op(op: Op, degree: int) -> Op:
     shape = (_scaled(batch, 1 / degree), *(_more_tokens(side, degree) for side in sides))
     return op.model_copy(
         update={
+            "calls": max(1, op.calls // degree),
             "shape": MatmulShape._make(shape),
             **_bytes_of_fewer(op, degree),
         }
