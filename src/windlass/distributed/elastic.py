@@ -62,11 +62,6 @@ class ElasticRecovery:
 def replan_for_devices(folder: Path, planned: Planned, devices: int) -> Planned:
     """Gives a run a plan for another number of devices, with the same batch and order of tokens.
 
-    Args:
-        folder: the run folder, which nobody holds.
-        planned: the run as it is planned now.
-        devices: how many there are now.
-
     Raises:
         PlanError: no plan for so many devices trains the same model with the same batch.
         WindlassError: why the run cannot be planned anew.
@@ -89,7 +84,6 @@ def fit_parallelism(
     """Degrees for other numbers of devices, with as many stages as can stay; None without any.
 
     Args:
-        parallelism: the degrees before.
         request: its global batch stays what it is, of which replicas take equal shares.
         counts: numbers of devices, the preferred one first.
     """

@@ -98,11 +98,7 @@ def rank_process(folder: Path, rank: int, local_rank: int) -> Iterator[RankProce
 
 
 def meeting_in_file(process: RankProcess, store: Path, rank: int, attempt: int) -> "Rendezvous":
-    """Where the ranks of one host meet.
-
-    Args:
-        store: file of the store.
-    """
+    """Where the ranks of one host meet."""
     from windlass.runtime import Rendezvous
 
     devices = process.planned.plan.parallel.devices
@@ -111,12 +107,7 @@ def meeting_in_file(process: RankProcess, store: Path, rank: int, attempt: int) 
 
 @contextmanager
 def joined_ranks(process: RankProcess, rendezvous: "Rendezvous") -> Iterator[None]:
-    """All ranks as one group, until the context ends without an error.
-
-    Args:
-        process: this rank's.
-        rendezvous: where it meets the others.
-    """
+    """All ranks as one group, until the context ends without an error."""
     from windlass.runtime import destroy_process_group, init_process_group
 
     if process.planned.plan.deterministic:

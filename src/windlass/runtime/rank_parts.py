@@ -229,8 +229,6 @@ def rank_templates(
     """The template of each layer, as the plan computes it on a rank.
 
     Args:
-        context: what the rank runs.
-        ranks: its place among all.
         whole: whether templates take whole sequences, even if ranks divide those of training.
     """
     plan = context.plan

@@ -172,11 +172,7 @@ def reduce_outcome(
 
     Args:
         totals: those of a step on this rank; see `StepState`.
-        losses: of its micro-batches.
-        broken: says which loss is not finite.
         experts: their load is summed, too.
-        ranks: all ranks.
-        stop: whether this rank asks to stop.
         is_first_copy: whether its gradients count: another rank may have the same.
 
     Raises:

@@ -125,16 +125,7 @@ def resume(
 
 
 def replan(record: RunRecord, *overrides: str) -> Planned:
-    """Gives a run another plan from its next attempt on, which others start.
-
-    Args:
-        record: the run so far.
-        overrides: `key=value` of the plan.
-
-    Raises:
-        RecordError: one of its files has changed, or another process holds its folder.
-        WindlassError: why there is no such plan.
-    """
+    """Gives a run another plan from its next attempt on, which others start."""
     planned, _ = _planned(record, overrides, NO_OBJECTS, None)
     reopened = reopen_run(record, planned, programs=verified_programs(planned))
     with reopened.folder as folder:

@@ -53,15 +53,7 @@ class TorchOutcome:
 
 
 class TorchEngine:
-    """The layers, optimizer, checkpoints and evaluations of a rank.
-
-    Args:
-        context: what this rank runs.
-        batches: training and held-out sequences.
-        stop: asked at the end of each step.
-        heartbeat: receives the step and the pass of each layer as it begins.
-        wrap_handlers: not called: the engine has no instructions to wrap.
-    """
+    """The layers, optimizer, checkpoints and evaluations of a rank."""
 
     def __init__(
         self,
@@ -71,7 +63,7 @@ class TorchEngine:
         heartbeat: HeartbeatSlots | None = None,
         wrap_handlers: HandlerWrapper | None = None,
     ) -> None:
-        del wrap_handlers
+        del wrap_handlers  # there are no instructions to wrap
         plan, device = context.plan, context.device
         self._context, self._stop, self.heartbeat = context, stop, heartbeat
         self.dist = MeshRank(plan, context.rank, device)

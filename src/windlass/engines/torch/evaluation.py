@@ -26,12 +26,7 @@ from windlass.runtime import (
 
 
 class PassWeights:
-    """The weights of a rank for forward passes outside of a step.
-
-    Args:
-        context: what this rank runs.
-        stage: its layers.
-    """
+    """The weights of a rank for forward passes outside of a step."""
 
     def __init__(self, context: RankContext, stage: StageWeights) -> None:
         self._chunk_of = {
@@ -76,13 +71,7 @@ class PassWeights:
 
 
 class StageMessages:
-    """Sends outputs to the next stage, for a forward pass outside of a step.
-
-    Args:
-        context: what this rank runs.
-        ranks: its place in the mesh.
-        templates: one for each layer.
-    """
+    """Sends outputs to the next stage, for a forward pass outside of a step."""
 
     def __init__(
         self, context: RankContext, ranks: MeshRank, templates: Sequence[LayerTemplate]

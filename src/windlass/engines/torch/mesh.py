@@ -19,10 +19,6 @@ def device_mesh(plan: Plan, device: Device) -> DeviceMesh:
 
     Replicas that are neighbours share one copy of the weights; those that divide sequences are
     neighbours, too.
-
-    Args:
-        plan: parallel and sharding degrees.
-        device: this rank's device.
     """
     parallel, shard = plan.parallel, plan.sharding.parameters
     shape = (parallel.pipeline, parallel.replicas // shard, shard, int(parallel.tensor))

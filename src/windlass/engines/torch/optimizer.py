@@ -18,14 +18,7 @@ _MOMENTS = {"adamw": ("exp_avg", "exp_avg_sq"), "sgd": ("momentum_buffer",)}
 
 
 class StageOptimizer:
-    """The optimizer of a rank, which updates FSDP's shards.
-
-    Args:
-        settings: optimizer, its hyperparameters, learning rate and clip.
-        device: the device that updates.
-        weights: what it updates; frozen weights are left out.
-        ranks: this rank's place in the mesh.
-    """
+    """The optimizer of a rank, which updates FSDP's shards."""
 
     def __init__(
         self,

@@ -56,14 +56,7 @@ class OneStage:
 
 
 class PipelinedStages:
-    """The chunks of one stage in torch's schedule.
-
-    Args:
-        context: the plan that names the schedule.
-        ranks: this rank's place in the mesh.
-        chunks: the model chunks of its stage.
-        templates: one for each layer, which say what shape passes between stages.
-    """
+    """The chunks of one stage in torch's schedule."""
 
     def __init__(
         self,

@@ -37,14 +37,7 @@ _Parts = dict[str, tuple[TensorPart, ...]]
 
 
 class StageState:
-    """The weights and optimizer state of a stage, as checkpoints have them.
-
-    Args:
-        context: what this rank runs.
-        ranks: its place in the mesh.
-        stage: its weights.
-        optimizer: their moments.
-    """
+    """The weights and optimizer state of a stage, as checkpoints have them."""
 
     def __init__(
         self, context: RankContext, ranks: MeshRank, stage: StageWeights, optimizer: StageOptimizer

@@ -19,13 +19,7 @@ from windlass.runtime import (
 
 
 class StepData:
-    """Tokens, targets, documents and dropout keys of a rank's micro-batches, step by step.
-
-    Args:
-        context: what this rank runs.
-        inputs: what the steps take from the host.
-        heartbeat: receives the layer and micro-batch whose pass begins; None if nobody watches.
-    """
+    """Tokens, targets, documents and dropout keys of a rank's micro-batches, step by step."""
 
     def __init__(
         self, context: RankContext, inputs: StepInputs, heartbeat: HeartbeatSlots | None
@@ -65,12 +59,6 @@ class StepData:
         """The output of a layer, or the loss of the last one, in training.
 
         Args:
-            template: the layer as a function of its weights.
-            index: its index.
-            micro: the micro-batch.
-            weights: in the order of the template's.
-            buffers: in the order of the template's.
-            x: what enters the layer.
             selective: whether only results of large matrix products are kept.
         """
         self.mark("forward", index, micro)

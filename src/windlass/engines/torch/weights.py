@@ -54,14 +54,7 @@ class StageWeight:
 
 
 class StageWeights:
-    """The layers of a rank, sharded by FSDP, and their weights.
-
-    Args:
-        context: what this rank runs.
-        ranks: its place in the mesh.
-        templates: one for each layer, as this tensor-parallel rank computes it.
-        data: what layers take in a step.
-    """
+    """The layers of a rank, sharded by FSDP, and their weights."""
 
     def __init__(
         self,

@@ -80,13 +80,7 @@ class SingleProcess:
 
 
 class OneOfRanks:
-    """One rank of several, and what all of them sum.
-
-    Args:
-        plan: a plan for any number of devices.
-        rank: rank of this process.
-        device: the device that holds its tensors.
-    """
+    """One rank of several, and what all of them sum."""
 
     def __init__(self, plan: Plan, rank: int, device: Device) -> None:
         self.rank, self.world_size = rank, plan.parallel.devices
