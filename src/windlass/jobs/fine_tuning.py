@@ -93,11 +93,11 @@ def base_of_adapters(folder: Path) -> str:
         ModelError: it is no such folder, or its base is none of this machine.
         InputErrors: everything that makes an adapter more than two factors beside a product.
     """
-    from windlass.models import open_peft_folder
+    from windlass.models import peft_config
 
-    base = open_peft_folder(folder).base
-    if base is None or not Path(base).expanduser().is_dir():
-        what = "does not say its base" if base is None else f"was trained beside `{shorten(base)}`"
+    base = peft_config(folder).base_model_name_or_path
+    if not base or not Path(base).expanduser().is_dir():
+        what = "does not say its base" if not base else f"was trained beside `{shorten(base)}`"
         raise ModelError(
             f"`{folder}` {what}, which is no folder here; name the base: "
             f"`windlass train hf:DIR lora.adapter={folder}`"

@@ -2,7 +2,7 @@ from .adapter_files.base_places import base_format, base_places
 from .adapter_files.peft_adapter import (
     PeftAdapter, fitting_adapters, linear_layers, own_targets, peft_adapter, saved_classes,
 )  # fmt: skip
-from .adapter_files.peft_folder import open_peft_folder
+from .adapter_files.peft_model import peft_config
 from .attention import Attention, attend, chooses_attention, set_attention_backend, sliding_window
 from .build import build_layer_stack, layer_stack_of, pretrained_classes
 from .catalog import (
@@ -72,9 +72,9 @@ __all__ = [
     "is_huggingface", "is_peft_folder", "is_pretrained", "is_residual", "joined_matrices",
     "keys_of_transformers", "layer_loss", "layer_sharding", "layer_stack_of",
     "layer_that_looks_ahead", "linear_layers", "materialize_layer", "mean_cross_entropy",
-    "meta_copy", "model_config", "model_names", "norm_statistics", "open_peft_folder",
-    "own_targets", "pad_vocabulary", "padded_linear", "param_shards", "peft_adapter",
-    "predicts_pairs", "predicts_text_classes", "pretrained_classes", "published_active_parameters",
+    "meta_copy", "model_config", "model_names", "norm_statistics", "own_targets", "pad_vocabulary",
+    "padded_linear", "param_shards", "peft_adapter", "peft_config", "predicts_pairs",
+    "predicts_text_classes", "pretrained_classes", "published_active_parameters",
     "published_parameter_count", "reduce_scatter", "refuse_sparse_experts", "resnet_config",
     "running_statistics", "runs_by_transformers", "saved_classes", "set_attention_backend",
     "set_balance_scale", "set_first_positions", "set_layer_loss", "shard_layer", "sharding_errors",

@@ -16,7 +16,7 @@ from windlass.errors import ModelError, RequestError, WindlassError
 from windlass.jobs.fine_tuning import base_of_adapters
 from windlass.jobs.planned import make_request
 from windlass.models.adapter_files.peft_adapter import PeftAdapter, linear_layers, peft_adapter
-from windlass.models.adapter_files.peft_folder import open_peft_folder
+from windlass.models.adapter_files.peft_model import peft_config
 from windlass.models.build import build_layer_stack
 from windlass.models.catalog import model_config
 from windlass.models.layer_stack import LayerStack
@@ -92,6 +92,47 @@ def test_adapters_of_peft_compute_what_peft_computes_and_are_written_as_they_wer
     before = load_file(home / "adapter" / "adapter_model.safetensors")
     assert before.keys() == written.keys()
     assert all(torch.equal(written[name], tensor) for name, tensor in before.items())
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("model_type", ["llama", pytest.param("tied", marks=pytest.mark.slow)])
+def test_an_adapter_beside_the_head_is_read_with_the_copies_that_peft_saves_beside_it(
+    home: Path, model_type: str
+):
+    folder = base(home / "base", model_type)
+    expected = adapter(home / "adapter", folder, target_modules=["q_proj", "lm_head"])
+    request = make_request(f"hf:{folder}", f"lora.adapter={home / 'adapter'}")
+    stack = build_layer_stack(f"hf:{folder}", {}, device="cpu", lora=request.lora)
+    x = TOKENS
+    with torch.no_grad():
+        for layer in stack.layers:
+            x = layer(x)
+
+    torch.testing.assert_close(x, expected, rtol=ROUNDING, atol=ROUNDING)
+    assert request.lora is not None
+    assert request.lora.trained is None
+    file = home / "adapter" / "adapter_model.safetensors"
+    tensors = load_file(file)
+    (copy,) = [name for name in tensors if name.endswith("embed_tokens.weight")]
+    save_file(tensors | {copy: tensors[copy] + 1}, file)
+    with pytest.raises(ModelError, match="of its own that is none of its `modules_to_save`"):
+        build_layer_stack(f"hf:{folder}", {}, device="cpu", lora=request.lora)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_adapters_of_embeddings_and_of_a_resized_base_are_refused_by_name(home: Path):
+    folder = base(home / "base", "llama")
+    adapter(home / "adapter", folder, target_modules=["q_proj", "embed_tokens"])
+    with pytest.raises(ModelError, match="an adapter of PEFT's kind `Embedding`, and only those"):
+        make_request(f"hf:{folder}", f"lora.adapter={home / 'adapter'}")
+
+    adapter(home / "wide", folder, target_modules=["q_proj", "lm_head"])
+    file = home / "wide" / "adapter_model.safetensors"
+    tensors = load_file(file)
+    (name,) = [each for each in tensors if each.endswith("embed_tokens.weight")]
+    save_file(tensors | {name: torch.zeros(264, 32)}, file)
+    with pytest.raises(ModelError, match="has 264 rows there and 260 in the base; save the base"):
+        make_request(f"hf:{folder}", f"lora.adapter={home / 'wide'}")
 
 
 PAIRS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
@@ -228,7 +269,7 @@ def test_adapters_of_another_base_are_one_clear_error(home: Path):
         base_of_adapters(folder)
     words = ("model.layers=2", "model.width=36", f"lora.adapter={folder}")
     with pytest.raises(
-        ModelError, match=r"beside `not/here` do not fit `llama-tiny`: 2 of its 2.*\[2, 64\] where"
+        ModelError, match=r"beside `not/here` do not fit `llama-tiny`.*\[2, 64\]\) from.*\[2, 36\]"
     ):
         windlass.plan("llama-tiny", *words)
     with pytest.raises(RequestError, match=r"`lora\.rank` with `lora\.adapter`, whose folder says"):
@@ -262,7 +303,7 @@ def test_every_key_that_peft_itself_writes_for_a_plain_adapter_is_read(tmp_path:
         tmp_path / "adapter", **{**plain, "lora_alpha": 4, "target_modules": ["q_proj"]}
     )
 
-    assert open_peft_folder(folder).config["lora_alpha"] == 4
+    assert peft_config(folder).lora_alpha == 4
 
 
 def test_adapters_beside_a_run_of_ours_leave_its_weights_as_they_are(home: Path):

@@ -17,7 +17,7 @@ from windlass.models.huggingface.weight_places import (
     WeightPlaces,
     place_of,
 )
-from windlass.models.layer_stack import LayerStack
+from windlass.models.layer_stack import LayerStack, WeightSource
 
 _WEIGHT = "weight/"
 """Beginning of a weight's name in a checkpoint, which has moments too."""
@@ -67,6 +67,7 @@ def with_files(stack: LayerStack, base: Path | None, adapters: PeftWeights | Non
     """
     source = stack.weights if base is None else open_base_weights(base, stack)
     if adapters is not None:
+        _require_copies(source, adapters)
         source = AdaptedWeights(base=source, adapters=adapters)
     if source is None:
         return stack
@@ -74,6 +75,26 @@ def with_files(stack: LayerStack, base: Path | None, adapters: PeftWeights | Non
         if not parameter.is_meta and name in source.parameters:
             parameter.data.copy_(source.read(name))
     return replace(stack, weights=source)
+
+
+def _require_copies(source: WeightSource | None, adapters: PeftWeights) -> None:
+    """Refuses adapters whose folder has other frozen weights than the base.
+
+    Raises:
+        ModelError: it has.
+    """
+    for name, copy in adapters.copies.items():
+        if source is None or name not in source.parameters:
+            continue
+        weight = source.read(name)
+        if weight.shape == copy.shape and (
+            torch.equal(weight.to(copy.dtype), copy) or torch.equal(copy.to(weight.dtype), weight)
+        ):
+            continue
+        raise ModelError(
+            f"the folder of adapters `{adapters.folder}` has a `{name}` of its own that is none of "
+            "its `modules_to_save`; save the base with it, and name that as the model"
+        )
 
 
 def open_base_weights(path: Path, stack: LayerStack) -> BaseWeights:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -12,6 +12,7 @@ from windlass.models.huggingface.model_folder import find_model_folder, is_huggi
 from windlass.models.huggingface.tensor_layouts import TensorNames
 from windlass.models.huggingface.write_config import config_content
 from windlass.models.layer_stack import LayerStack
+from windlass.models.transformers_models.build_model import build_pretrained, model_of_content
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,3 +84,20 @@ def adapter_names(
         family = find_family(folder.read_config().get("model_type"))
         return TensorNames(family=family, config=config), str(folder.config.parent)
     return TensorNames(family=config_content(config)[0], config=config), config.name
+
+
+def adapter_base(config: TransformerConfig | None, stack: LayerStack) -> Any:  # noqa: ANN401
+    """The model of transformers beside which PEFT has the adapters, on the meta device."""
+    if config is None:
+        return build_pretrained(stack.name)
+    if not is_huggingface(config.name):
+        return model_of_content(config_content(config)[1], config.name)
+    folder = find_model_folder(config.name)
+    content = folder.read_config()
+    family = find_family(content.get("model_type"))
+    content["architectures"] = [family.architecture_of(config)]
+    classes = config.text_classes if config.image is None else config.vocabulary
+    if classes is not None:
+        content = {k: v for k, v in content.items() if k not in ("id2label", "label2id")}
+        content["num_labels"] = classes
+    return model_of_content(content, str(folder.config))

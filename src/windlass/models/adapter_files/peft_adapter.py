@@ -1,37 +1,32 @@
-"""Adapters in the format of PEFT: names of tensors, and `adapter_config.json`.
-
-Source: peft 0.18, `LoraConfig` and `get_peft_model_state_dict`.
-"""
+"""Adapters of ours as PEFT has them: names of tensors, and `adapter_config.json`."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from re import (
-    error as PatternError,  # noqa: N812  it is a class
-    fullmatch,
-)
 from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from windlass.errors import ModelError, shorten
-from windlass.models.adapter_files.module_names import ModuleNames, adapter_names
-from windlass.models.adapter_files.peft_folder import open_peft_folder
-from windlass.models.adapter_files.peft_weights import (
-    PeftWeights,
-    fit_adapters,
-    module_parts,
-    without_tied_copies,
+from windlass.models.adapter_files.module_names import ModuleNames, adapter_base, adapter_names
+from windlass.models.adapter_files.peft_model import (
+    ADAPTER_WEIGHTS,
+    PEFT_PREFIX,
+    modules_for,
+    peft_config,
+    read_peft,
+    require_peft,
 )
-from windlass.models.adapter_files.stacked_experts import PEFT_PREFIX
+from windlass.models.adapter_files.peft_weights import PeftWeights, fit_adapters, module_parts
 from windlass.models.config import TransformerConfig
 from windlass.models.experts.mixture import Experts
 from windlass.models.fine_tuning.adapter_names import is_adapter
 from windlass.models.fine_tuning.lora import LINEARS, Adaptable, Adapted, is_target
 from windlass.models.huggingface.families import writes_text
 from windlass.models.huggingface.tensor_layouts import TensorNames
+from windlass.models.huggingface.weight_files import list_file
 from windlass.models.layer_stack import LayerStack
 from windlass.schema import LoraRequest
 
@@ -107,7 +102,10 @@ class PeftAdapter:
         }
         rank = self.expert_rank or Counter(ranks.values()).most_common(1)[0][0]
         others = {name: other for name, other in _by_end(ranks).items() if other != rank}
-        return self.config | {
+        require_peft()
+        from peft import LoraConfig
+
+        words = self.config | {
             "r": rank,
             "lora_alpha": self.scale * rank,
             "rank_pattern": others,
@@ -117,6 +115,8 @@ class PeftAdapter:
             or None,
             "ensure_weight_tying": bool(self.tied),
         }
+        content = LoraConfig(**words).to_dict()
+        return {k: sorted(v) if isinstance(v, set) else v for k, v in content.items()}
 
 
 def peft_adapter(
@@ -180,9 +180,8 @@ def fitting_adapters(
         if weight not in stack.tied_weights
     }
     names = adapter_names(config, stack)[0]
-    adapters = open_peft_folder(folder).with_names_of_tensors(names)
-    adapters = without_tied_copies(adapters, names, stack.tied_weights)
-    return fit_adapters(adapters, names, linears, weights, model=stack.name)
+    content = read_peft(folder, adapter_base(config, stack), stack.name)
+    return fit_adapters(content, names, linears, weights, stack.tied_weights, stack.name)
 
 
 def own_targets(
@@ -204,48 +203,41 @@ def own_targets(
     Raises:
         ModelError: a name is that of a part of a layer of ours alone, or PEFT's and of no module.
     """
-    if ALL_LINEAR in targets:
+    if list(targets) == [ALL_LINEAR]:
         return None
     linears = {name: tuple(module.weight.shape) for name, module in _linear_modules(stack)}
     theirs = [each for each in targets if not any(is_target(name, each) for name in linears)]
     own = [each for each in targets if each not in theirs]
     if not theirs:
         return tuple(own)
-    names = adapter_names(config, stack)[0]
+    names, base = adapter_names(config, stack)[0], adapter_base(config, stack)
     modules = {
-        linear: [names.module_name(part) for part, _ in module_parts(names, linear, shape)]
+        linear: [part for part, _ in module_parts(names, linear, shape)]
         for linear, shape in linears.items()
         if names.half(f"{linear}.weight") is None
     }
+    known = frozenset(part for parts in modules.values() for part in parts)
+    asked: set[str] = set()
     for each in theirs:
-        if not any(_is_module(module, each) for parts in modules.values() for module in parts):
-            ends = sorted({part.rpartition(".")[2] for parts in modules.values() for part in parts})
+        found = known & modules_for(base, each)
+        if not found:
+            ends = sorted({part.rpartition(".")[2] for part in known})
             raise ModelError(
                 f"`lora.targets` has `{shorten(each)}`, and `{stack.name}` has no linear layer of "
                 f"that name; PEFT knows {', '.join(ends)}, and Windlass the layers that "
                 "`windlass plan` lists"
             )
+        asked |= found
     for linear, parts in modules.items():
-        chosen = [part for part in parts if any(_is_module(part, each) for each in theirs)]
-        if chosen and len(chosen) < len(parts):
-            others = sorted({*parts} - {*chosen})
+        if 0 < len(asked.intersection(parts)) < len(parts):
             raise ModelError(
-                f"`lora.targets` chooses `{chosen[0]}` without `{others[0]}`, and `{linear}` is "
+                f"`lora.targets` chooses `{min(asked.intersection(parts))}` without "
+                f"`{min({*parts} - asked)}`, and `{linear}` is "
                 "both in one product, beside which one adapter stands; name all of its modules, or "
                 "train in PEFT and read the adapter by `lora.adapter`"
             )
-        own += [names.name_in_request(linear)] if chosen else []
+        own += [names.name_in_request(linear)] if asked.intersection(parts) else []
     return tuple(own)
-
-
-def _is_module(module: str, target: str) -> bool:
-    """Whether PEFT would adapt a module for a target."""
-    if module == target or module.endswith(f".{target}"):
-        return True
-    try:
-        return fullmatch(target, module) is not None
-    except PatternError:
-        return False
 
 
 def saved_classes(config: TransformerConfig, stack: LayerStack, folder: Path) -> int | None:
@@ -264,7 +256,8 @@ def saved_classes(config: TransformerConfig, stack: LayerStack, folder: Path) ->
         return None
     weight = "head.projection" if config.image is not None else "head.texts.classes"
     (source,) = adapter_names(config, stack)[0].sources(f"{weight}.weight")
-    stored = open_peft_folder(folder).whole(source)
+    peft_config(folder)
+    stored = list_file(folder / ADAPTER_WEIGHTS).get(f"{PEFT_PREFIX}{source}")
     return None if stored is None else stored.shape[0]
 
 

@@ -2,128 +2,45 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import reduce
+from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from windlass.errors import ModelError, shorten
+from windlass.errors import ModelError
 from windlass.models.adapter_files.module_names import ModuleNames
-from windlass.models.adapter_files.peft_folder import PeftFolder
-from windlass.models.adapter_files.stacked_experts import FACTORS, PEFT_PREFIX
+from windlass.models.adapter_files.peft_model import PeftContent, PeftFactors
 from windlass.models.huggingface.tensor_layouts import TensorNames
-from windlass.models.huggingface.weight_files import FLOAT_TYPES
 from windlass.models.huggingface.weight_places import WeightPlace
 from windlass.models.layer_stack import WeightSource
 from windlass.schema import LoraRequest
 
-_SHOWN = 3
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PeftPart:
-    """The adapter of one module of Hugging Face, as a part of the adapter of a layer of ours."""
-
-    module: str
-    rows: int
-    """Outputs of the module."""
-    rank: int
-    """0 if the module has no adapter."""
-    growth: float = 1.0
-    """Its own scale over that of all adapters, by which its B grows."""
+_HALVES = {"gate": 0, "up": 1}
+"""Which half of the rows of a common factor B is whose, of experts whose gate and up share one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeftWeights:
-    """The values of adapters of ours, made of those of a folder.
+    """The values of adapters of ours, made of those of a folder."""
 
-    Several modules of theirs that are one layer of ours make an A of all their ranks, and a B that
-    is block-diagonal.
-    """
-
-    folder: PeftFolder
+    folder: Path
     names: TensorNames | ModuleNames
-    parts: Mapping[str, tuple[PeftPart, ...]]
-    """By full name of our linear layers with an adapter."""
+    values: Mapping[str, Tensor]
+    """By full name: the factors, and the weights that were trained whole beside them."""
+    copies: Mapping[str, Tensor]
+    """Frozen weights that the folder has too, by full name."""
     others: frozenset[str]
-    """Full names of our other linear layers."""
-    experts: frozenset[str]
-    """Full names of those that are of experts, each of which is a part."""
+    """Full names of our linear layers without an adapter."""
     scale: float
     """What the output of each adapter is multiplied with."""
-    whole: frozenset[str]
-    """Full names of the weights that were trained whole beside the adapters."""
+    dropout: float
+    """Rate of the adapters' inputs in training."""
 
     @property
     def parameters(self) -> frozenset[str]:
         """Full names of the adapters' weights, and of those that were trained whole."""
-        factors = frozenset(f"{linear}.lora_{each}" for linear in self.parts for each in "ab")
-        return factors | self.whole
-
-    def read(self, parameter: str) -> Tensor:
-        """The values of one factor, or of one whole weight, in the type they are stored in.
-
-        They are `[rank in]` or `[out rank]`; of experts `[E rank in]` or `[E out rank]`, with zeros
-        where one has a lower rank than others.
-
-        Raises:
-            ModelError: a file cannot be read any more.
-        """
-        if parameter in self.whole:
-            tensors = [self.folder.read_whole(name) for name in self.names.sources(parameter)]
-            return self.names.join(parameter, tensors)
-        linear, _, factor = parameter.rpartition(".lora_")
-        parts = self.parts[linear]
-        if linear in self.experts:
-            return self._of_experts(parts, self.rank(linear), factor)
-        if factor == "a":
-            return torch.cat([self.folder.read(part.module, 0) for part in parts if part.rank])
-        columns = sum(part.rank for part in parts)
-        b = torch.zeros(sum(part.rows for part in parts), columns, dtype=self.dtype(parameter))
-        row = column = 0
-        for part in parts:
-            if part.rank:
-                block = self.folder.read(part.module, 1) * part.growth
-                b[row : row + part.rows, column : column + part.rank] = block
-            row, column = row + part.rows, column + part.rank
-        return self.names.order_rows(f"{linear}.weight", b)
-
-    def rank(self, linear: str) -> int:
-        """The rank of the adapter of a layer of ours: the sum over its parts, or the largest."""
-        ranks = [part.rank for part in self.parts[linear]]
-        return max(ranks) if linear in self.experts else sum(ranks)
-
-    def _of_experts(self, parts: Sequence[PeftPart], rank: int, factor: str) -> Tensor:
-        """A factor of all experts, `[E rank in]` or `[E out rank]`."""
-        values = [
-            self.folder.read(part.module, 0)
-            if factor == "a"
-            else self.folder.read(part.module, 1) * part.growth
-            for part in parts
-            if part.rank
-        ]
-        shape = (rank, values[0].shape[1]) if factor == "a" else (values[0].shape[0], rank)
-        stacked, given = values[0].new_zeros((len(parts), *shape)), iter(values)
-        for whole, part in zip(stacked, parts, strict=True):
-            if part.rank:
-                value = next(given)
-                whole[: value.shape[0], : value.shape[1]] = value
-        return stacked
-
-    def dtype(self, parameter: str) -> torch.dtype:
-        """The type that `read` gives."""
-        linear, _, factor = parameter.rpartition(".lora_")
-        stored = (
-            [self.folder.whole(name) for name in self.names.sources(parameter)]
-            if (parameter in self.whole)
-            else [self.folder.factor(part.module, factor == "b") for part in self.parts[linear]]
-        )
-        types = [FLOAT_TYPES[each.dtype] for each in stored if each is not None]
-        return reduce(torch.promote_types, types)
-
-    def place(self, parameter: str) -> None:
-        """None: adapters are made of several tensors, and are trained."""
+        return frozenset(self.values)
 
     def request(self, dropout: float | None = None) -> LoraRequest:
         """The request of these adapters: their ranks, scale and layers, and what else is trained.
@@ -131,11 +48,14 @@ class PeftWeights:
         Args:
             dropout: rate of their inputs in training; None means the folder's.
         """
-        if dropout is None:
-            dropout = self.folder.config.get("lora_dropout") or 0.0
-        ranks = {name: self.rank(name) for name in self.parts}
-        rank = Counter(ranks.values()).most_common(1)[0][0]
         end, whole_name = self.names.name_in_layer, self.names.name_in_request
+        ranks = {
+            name.removesuffix(".lora_b"): value.shape[-1]
+            for name, value in self.values.items()
+            if name.endswith(".lora_b")
+        }
+        whole = [name for name in self.values if not name.endswith((".lora_a", ".lora_b"))]
+        rank = Counter(ranks.values()).most_common(1)[0][0]
         by_end = {end(name): ranks[name] for name in ranks}
         ends = {end(name) for name in self.others}
         ends |= {end(name) for name, other in ranks.items() if by_end[end(name)] != other}
@@ -143,10 +63,10 @@ class PeftWeights:
             whole_name(name) if end(name) in ends else end(name): r for name, r in ranks.items()
         }
         return LoraRequest(
-            rank=rank, alpha=self.scale * rank, targets=tuple(short), dropout=dropout,
+            rank=rank, alpha=self.scale * rank, targets=tuple(short),
+            dropout=self.dropout if dropout is None else dropout,
             ranks={name: other for name, other in short.items() if other != rank} or None,
-            adapter=str(self.folder.path),
-            trained=tuple(sorted(map(whole_name, self.whole))) or None,
+            adapter=str(self.folder), trained=tuple(sorted(map(whole_name, whole))) or None,
         )  # fmt: skip
 
 
@@ -165,135 +85,82 @@ class AdaptedWeights:
 
     def read(self, parameter: str) -> Tensor:
         """The values of a parameter, in the type that they are stored in."""
-        return self._source(parameter).read(parameter)
+        value = self.adapters.values.get(parameter)
+        return self._base.read(parameter) if value is None else value
 
     def dtype(self, parameter: str) -> torch.dtype:
         """The type that `read` gives."""
-        return self._source(parameter).dtype(parameter)
+        value = self.adapters.values.get(parameter)
+        return self._base.dtype(parameter) if value is None else value.dtype
 
     def place(self, parameter: str) -> WeightPlace | None:
         """The bytes of files that are the values of a parameter, if its source knows any."""
-        return self._source(parameter).place(parameter)
+        return None if parameter in self.adapters.values else self._base.place(parameter)
 
-    def _source(self, parameter: str) -> WeightSource:
-        own = self.base is None or parameter in self.adapters.parameters
-        return self.adapters if own or self.base is None else self.base
+    @property
+    def _base(self) -> WeightSource:
+        if self.base is None:
+            raise ModelError(f"`{self.adapters.folder}` has not all of the adapters' weights")
+        return self.base
 
 
 def fit_adapters(
-    folder: PeftFolder,
+    content: PeftContent,
     names: TensorNames | ModuleNames,
     linears: Mapping[str, tuple[int, ...]],
     weights: Mapping[str, tuple[int, ...]],
+    tied: Mapping[str, str],
     model: str,
 ) -> PeftWeights:
     """The adapters of a folder beside the linear layers of a model.
 
     Args:
-        folder: the folder.
+        content: what the folder holds for the model.
         names: the model's tensors in Hugging Face.
         linears: shape of the weight of each of its linear layers, `[out in]` or `[E out in]` of
             experts, by full name.
         weights: shape of each of its weights, adapters left out, by full name.
+        tied: full name of each tied weight of the model, and that of its owner.
         model: its name in messages.
 
     Raises:
-        ModelError: they are adapters of another base.
+        ModelError: an adapter stands beside no linear layer of ours, or PEFT would untie weights.
     """
-    modules = {
-        linear: module_parts(names, linear, shape)
-        for linear, shape in linears.items()
-        if names.half(f"{linear}.weight") is None
-    }
-    experts = {linear: modules[linear] for linear, shape in linears.items() if len(shape) > 2}
-    routers = [parts[0][0] for linear, parts in modules.items() if linear.endswith(".router")]
-    folder = folder.with_factors_of_experts(experts, routers)
-    wrong = [
-        text
-        for linear, parts in modules.items()
-        for module, rows in parts
-        for text in _wrong_shapes(folder, module, (rows, linears[linear][-1]))
-    ]
-    known = {
-        f"{PEFT_PREFIX}{module}{end}"
-        for parts in modules.values()
-        for module, _ in parts
-        for end in FACTORS
-    }
-    parts_of_whole = {
-        weight: names.split(weight, torch.empty(shape, device="meta"))
-        for weight, shape in weights.items()
-        if names.half(weight) is None
-    }
-    whole = {
-        weight: parts
-        for weight, parts in parts_of_whole.items()
-        if any(folder.whole(name) for name, _ in parts)
-    }
-    wrong += [text for parts in whole.values() for text in _wrong_wholes(folder, parts)]
-    known |= {f"{PEFT_PREFIX}{name}" for parts in whole.values() for name, _ in parts}
-    wrong += [f"`{name}`, no such layer" for name in folder.stored if name not in known]
-    adapted = {
-        linear: parts
-        for linear, parts in modules.items()
-        if any(folder.rank(module) for module, _ in parts)
-    }
-    if wrong or not adapted:
-        base = f" trained beside `{shorten(folder.base)}`" if folder.base else ""
-        what = "; ".join(wrong[:_SHOWN]) or "no adapter"
+    scale = Counter(each.scale for each in content.adapters.values()).most_common(1)[0][0]
+    values: dict[str, Tensor] = {}
+    read: set[str] = set()
+    for linear, shape in linears.items():
+        if names.half(f"{linear}.weight") is not None:
+            continue
+        modules = module_parts(names, linear, shape)
+        places = [place_of(linear, modules)] if len(shape) > 2 else [name for name, _ in modules]
+        parts = [content.adapters.get(place) for place in places]
+        read.update(places)
+        if not any(parts):
+            continue
+        if len(shape) > 2:
+            a, b = _of_experts(linear, parts[0], scale)
+        else:
+            a, b = _joined(parts, [rows for _, rows in modules], scale)
+            b = names.order_rows(f"{linear}.weight", b)
+        values |= {f"{linear}.lora_a": a, f"{linear}.lora_b": b}
+    tied_copies = _tied_copies(content, names, tied)
+    whole, copies = (
+        dict(_weights(content, names, weights, part)) for part in (content.whole, content.copies)
+    )
+    stored = {name for weight in whole for name in map(names.module_name, names.sources(weight))}
+    lost = {*content.adapters} - read | {*content.whole} - stored - tied_copies
+    if lost:
         raise ModelError(
-            f"the adapters of `{folder.path}`{base} do not fit `{model}`: {len(wrong)} of its "
-            f"{len(folder.stored)} tensors have no place there ({what}); name the model that they "
-            "were trained beside"
+            f"the adapters of `{content.path}` train `{min(lost)}`, and `{model}` has no linear "
+            "layer and no whole weight there that is trained so; train the adapter in PEFT, and "
+            "import the merged model"
         )
-    ranked = [m for parts in adapted.values() for m, _ in parts if folder.rank(m)]
-    scale = Counter(map(folder.scale, ranked)).most_common(1)[0][0]
-    parts = {
-        linear: tuple(_part(folder, module, rows, scale) for module, rows in parts)
-        for linear, parts in adapted.items()
-    }
-    others = frozenset(linears.keys() - adapted.keys())
+    others = frozenset(name for name in linears if f"{name}.lora_a" not in values)
     return PeftWeights(
-        folder=folder, names=names, parts=parts, others=others,
-        experts=frozenset(experts) & adapted.keys(), scale=scale, whole=frozenset(whole),
+        folder=content.path, names=names, values=values | whole, copies=copies, others=others,
+        scale=scale, dropout=content.config.lora_dropout,
     )  # fmt: skip
-
-
-def without_tied_copies(
-    folder: PeftFolder, names: TensorNames | ModuleNames, tied: Mapping[str, str]
-) -> PeftFolder:
-    """The folder without weights that it keeps for modules that are tied to another one.
-
-    Args:
-        folder: the folder.
-        names: the model's tensors in Hugging Face.
-        tied: full name of each tied weight of the model, and that of its owner.
-
-    Raises:
-        ModelError: PEFT would untie them: it keeps one of them whole, or both with other values.
-    """
-    copies: set[str] = set()
-    kept = folder.config.get("modules_to_save") or ()
-    for user, owner in tied.items():
-        for copy, source in zip(names.sources(user), names.sources(owner), strict=True):
-            stored = [folder.whole(name) for name in (copy, source)]
-            module = source.rpartition(".")[0]
-            alone = not any(module == name or module.endswith(f".{name}") for name in kept)
-            # A weight that was resized or saved in its place stays tied, as PEFT loads it there.
-            if stored == [None, None] or (stored[0] is None and alone):
-                continue
-            if None in stored or not torch.equal(
-                folder.read_whole(copy), folder.read_whole(source)
-            ):
-                raise ModelError(
-                    f"the adapters of `{folder.path}` train `{module}` apart from "
-                    f"`{copy.rpartition('.')[0]}`, and the model ties them; train them together in "
-                    "PEFT (`ensure_weight_tying=True`), or untie the base "
-                    "(`tie_word_embeddings` = false, with a tensor of each)"
-                )
-            copies.add(f"{PEFT_PREFIX}{copy}")
-    stored_alone = {name: each for name, each in folder.stored.items() if name not in copies}
-    return replace(folder, stored=stored_alone)
 
 
 def module_parts(
@@ -302,35 +169,99 @@ def module_parts(
     """The modules of Hugging Face that a linear layer is made of, each with its outputs."""
     rows = torch.empty(*shape[:-1], 1, device="meta")
     sources = names.split_rows(f"{linear}.weight", rows)
-    return tuple((source.removesuffix(".weight"), len(part)) for source, part in sources)
+    # Transformers 5 has one name for the branch of experts of every type.
+    return tuple(
+        (
+            names.module_name(source)
+            .removesuffix(".weight")
+            .replace(".block_sparse_moe.", ".mlp."),
+            len(part),
+        )
+        for source, part in sources
+    )
 
 
-def _wrong_shapes(folder: PeftFolder, module: str, sizes: tuple[int, int]) -> Iterator[str]:
-    """Factors of a module that are of another shape than `[rank in]` and `[out rank]`."""
-    a, b = (folder.factor(module, which) for which in (0, 1))
-    rank, (outputs, inputs) = folder.rank(module), sizes
-    for name, factor, shape in (("A", a, (rank, inputs)), ("B", b, (outputs, rank))):
-        if factor is None:
-            if rank:
-                yield f"`{module}` has no lora_{name}"
-        elif factor.shape != shape or factor.dtype not in FLOAT_TYPES:
-            yield (
-                f"`{module}.lora_{name}` {factor.dtype} {list(factor.shape)} where {list(shape)} "
-                "fits"
+def place_of(linear: str, experts: Sequence[tuple[str, int]]) -> str:
+    """The parameter of transformers 5 that the weights of all experts are a part of."""
+    role = linear.rpartition(".")[2]
+    return f"{experts[0][0].rsplit('.', 2)[0]}.{'gate_up_proj' if role in _HALVES else 'down_proj'}"
+
+
+def _of_experts(linear: str, part: PeftFactors | None, scale: float) -> tuple[Tensor, Tensor]:
+    """A layer's factors, of which gate and up have A in common."""
+    if part is None:
+        raise ModelError(f"`{linear}` has no adapter")
+    b = part.b * (part.scale / scale)
+    half = _HALVES.get(linear.rpartition(".")[2])
+    if half is None:
+        return part.a, b.contiguous()
+    b = b.chunk(2, dim=1)[half]
+    # PEFT joins two adapters as blocks, of which each half has its own.
+    used = b.any(dim=1).any(dim=0)
+    used |= not used.any()
+    return part.a[:, used], b[..., used].contiguous()
+
+
+def _joined(
+    parts: Sequence[PeftFactors | None], rows: Sequence[int], scale: float
+) -> tuple[Tensor, Tensor]:
+    """An A of all ranks, and a block-diagonal B, of several modules that are one layer of ours."""
+    present = [part for part in parts if part is not None]
+    b = present[0].b.new_zeros(sum(rows), sum(part.rank for part in present))
+    row = column = 0
+    for part, count in zip(parts, rows, strict=True):
+        if part is not None:
+            block = part.b * (part.scale / scale)
+            b[row : row + count, column : column + part.rank] = block
+            column += part.rank
+        row += count
+    return torch.cat([part.a for part in present]), b
+
+
+def _weights(
+    content: PeftContent,
+    names: TensorNames | ModuleNames,
+    weights: Mapping[str, tuple[int, ...]],
+    stored: Mapping[str, Tensor],
+) -> Iterator[tuple[str, Tensor]]:
+    """The weights of ours whose tensors the folder has."""
+    for weight in weights:
+        if names.half(weight) is not None:
+            continue
+        sources = [stored.get(names.module_name(name)) for name in names.sources(weight)]
+        present = [value for value in sources if value is not None]
+        if not present:
+            continue
+        if len(present) < len(sources):
+            raise ModelError(
+                f"the adapters of `{content.path}` train a part of `{weight}` whole, which is "
+                f"{len(sources)} tensors of theirs; train all of them"
             )
+        yield weight, names.join(weight, present)
 
 
-def _wrong_wholes(folder: PeftFolder, parts: Sequence[tuple[str, Tensor]]) -> Iterator[str]:
-    """Tensors of a weight that was trained whole which are missing, or of another shape."""
-    for name, part in parts:
-        stored = folder.whole(name)
-        if stored is None:
-            yield f"no `{name}`, though others of its layer are trained whole"
-        elif stored.shape != tuple(part.shape) or stored.dtype not in FLOAT_TYPES:
-            yield f"`{name}` {stored.dtype} {list(stored.shape)} where {list(part.shape)} fits"
+def _tied_copies(
+    content: PeftContent, names: TensorNames | ModuleNames, tied: Mapping[str, str]
+) -> set[str]:
+    """Weights that the folder keeps for modules that are tied to another one.
 
-
-def _part(folder: PeftFolder, module: str, rows: int, scale: float) -> PeftPart:
-    rank = folder.rank(module)
-    growth = folder.scale(module) / scale if rank else 1.0
-    return PeftPart(module=module, rows=rows, rank=rank, growth=growth)
+    Raises:
+        ModelError: PEFT would untie them: it keeps one of them whole, or both with other values.
+    """
+    copies: set[str] = set()
+    for user, owner in tied.items():
+        for pair in zip(names.sources(user), names.sources(owner), strict=True):
+            copy, source = map(names.module_name, pair)
+            one, other = content.whole.get(copy), content.whole.get(source)
+            if one is None and other is None:
+                continue
+            if one is None or other is None or not torch.equal(one, other):
+                owned, user_module = (name.rpartition(".")[0] for name in (source, copy))
+                raise ModelError(
+                    f"the adapters of `{content.path}` train `{owned}` apart from "
+                    f"`{user_module}`, and the model ties them; train them together in "
+                    "PEFT (`ensure_weight_tying=True`), or untie the base "
+                    "(`tie_word_embeddings` = false, with a tensor of each)"
+                )
+            copies.add(copy)
+    return copies

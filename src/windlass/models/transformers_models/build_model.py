@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from windlass.errors import ModelError, shorten
-from windlass.models.huggingface.model_folder import ModelFolder, find_model_folder
+from windlass.models.huggingface.model_folder import find_model_folder
 from windlass.models.tracing.block_list import find_blocks
 from windlass.models.tracing.model_call import ModelCall
 from windlass.models.transformers_models.experts import NAME as EXPERTS, register_experts
@@ -36,17 +36,29 @@ def build_pretrained(name: str) -> Any:  # noqa: ANN401  a model of transformers
         ModelError: transformers is not installed, does not know the model, or cannot build it.
     """
     folder = find_model_folder(name)
-    content = folder.read_config()
-    require_transformers(f"`{name}` is a `{shorten(str(content.get('model_type')))}`, which")
+    return model_of_content(folder.read_config(), str(folder.config))
+
+
+def model_of_content(content: Mapping[str, Any], place: str) -> Any:  # noqa: ANN401
+    """The model of the content of a `config.json`, as `build_pretrained` gives it.
+
+    Args:
+        content: the content.
+        place: its file in messages.
+
+    Raises:
+        ModelError: as `build_pretrained`.
+    """
+    require_transformers(f"`{place}` is a `{shorten(str(content.get('model_type')))}`, which")
     with _quiet():
-        config = _configuration(folder, content)
-        model_class = _model_class(folder, content)
+        config = _configuration(place, content)
+        model_class = _model_class(place, content)
         try:
             with torch.device("meta"):
                 model = model_class(config)
         except Exception as error:
             raise ModelError(
-                f"{folder.config}: transformers cannot build this `{content['model_type']}`: "
+                f"{place}: transformers cannot build this `{content['model_type']}`: "
                 f"{' '.join(str(error).split())[:300]}"
             ) from error
         prepare(model)
@@ -162,23 +174,24 @@ def _unset(buffer: Tensor) -> float | int | bool:
     return False if buffer.dtype == torch.bool else torch.iinfo(buffer.dtype).min
 
 
-def _configuration(folder: ModelFolder, content: Mapping[str, Any]) -> Any:  # noqa: ANN401
+def _configuration(place: str, content: Mapping[str, Any]) -> Any:  # noqa: ANN401
     from transformers import CONFIG_MAPPING
 
     model_type = content.get("model_type")
     if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:
         raise ModelError(
-            f"{folder.config}: `model_type` = {shorten(str(model_type))!r} is none that the "
+            f"{place}: `model_type` = {shorten(str(model_type))!r} is none that the "
             "installed transformers knows, and code in a folder is never run; a module of your "
             "own is named `file.py:function`"
         )
+    config_class = CONFIG_MAPPING[model_type]
     try:
-        config = CONFIG_MAPPING[model_type].from_json_file(str(folder.config))
+        config = config_class(**config_class._decode_special_floats(dict(content)))  # noqa: SLF001
     except Exception as error:
         raise ModelError(
-            f"{folder.config}: transformers cannot read it: {' '.join(str(error).split())[:300]}"
+            f"{place}: transformers cannot read it: {' '.join(str(error).split())[:300]}"
         ) from error
-    _refuse(folder, config)
+    _refuse(place, config)
     for key, value in vars(config).items():
         if ("dropout" in key or key.endswith(("pdrop", "drop_path_rate", "layerdrop"))) and value:
             setattr(config, key, type(value)(0))
@@ -186,21 +199,21 @@ def _configuration(folder: ModelFolder, content: Mapping[str, Any]) -> Any:  # n
     return config
 
 
-def _refuse(folder: ModelFolder, config: Any) -> None:  # noqa: ANN401
+def _refuse(place: str, config: Any) -> None:  # noqa: ANN401
     """Refuses settings by which a model is trained otherwise than by its layers alone."""
     if getattr(config, "output_router_logits", False):
         raise ModelError(
-            f"{folder.config}: `output_router_logits` adds a loss made of all blocks' routers, "
+            f"{place}: `output_router_logits` adds a loss made of all blocks' routers, "
             "which layers after each other do not pass on; set it to false in a copy of the file"
         )
     if getattr(config, "quantization_config", None):
         raise ModelError(
-            f"{folder.config}: `quantization_config` says that its weights are quantized, and "
+            f"{place}: `quantization_config` says that its weights are quantized, and "
             "they are trained in floating point; save a dequantized copy of the folder"
         )
 
 
-def _model_class(folder: ModelFolder, content: Mapping[str, Any]) -> Any:  # noqa: ANN401
+def _model_class(place: str, content: Mapping[str, Any]) -> Any:  # noqa: ANN401
     """The class that `architectures` names, or the first of those for the model's type."""
     import transformers
     from transformers.models.auto import modeling_auto
@@ -218,7 +231,7 @@ def _model_class(folder: ModelFolder, content: Mapping[str, Any]) -> Any:  # noq
     if (named and chosen is None) or not known:
         heads = ", ".join(f"`{each}`" for each in known) or "none"
         raise ModelError(
-            f"{folder.config}: a `{named[0] if named else model_type}` is none of the models of "
+            f"{place}: a `{named[0] if named else model_type}` is none of the models of "
             f"text or images that can be trained (of this `model_type`: {heads})"
         )
     return getattr(transformers, chosen or known[0])
