@@ -206,7 +206,7 @@ def require_peft() -> None:
         raise ModelError("adapters are read and written by PEFT; `pip install 'windlass[hf]'`")
 
 
-def _without_memory(base: nn.Module, dtype: torch.dtype) -> None:
+def _without_memory(base: Any, dtype: torch.dtype) -> None:  # noqa: ANN401  of transformers
     """Gives parameters on the meta device one number each, as PEFT moves adapters to a device."""
     for module in base.modules():
         for name, parameter in module.named_parameters(recurse=False):
