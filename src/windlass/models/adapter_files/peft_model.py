@@ -118,7 +118,7 @@ def _misfits(config: Any) -> Iterator[str]:  # noqa: ANN401  of PEFT
         yield f"`lora_dropout` = {dropout!r}, which is no number from 0 to 1"
 
 
-def read_peft(folder: Path, base: nn.Module, model: str) -> PeftContent:
+def read_peft(folder: Path, base: Any, model: str) -> PeftContent:  # noqa: ANN401
     """What a folder holds for a base, by PEFT.
 
     Args:
@@ -142,15 +142,7 @@ def read_peft(folder: Path, base: nn.Module, model: str) -> PeftContent:
         stored = load_file(folder / ADAPTER_WEIGHTS)
     except (OSError, SafetensorError) as error:
         raise ModelError(f"`{folder / ADAPTER_WEIGHTS}` is damaged: {_said(error)}") from error
-    shapes = {name: tuple(parameter.shape) for name, parameter in base.named_parameters()}
-    for key, tensor in stored.items():
-        shape = shapes.get(key.removeprefix(PEFT_PREFIX).replace(".base_layer", ""))
-        if shape is not None and shape[0] != len(tensor):
-            raise ModelError(
-                f"{unfit}: `{key.removeprefix(PEFT_PREFIX)}` has {len(tensor)} rows there and "
-                f"{shape[0]} in the base; save the base as it was resized for them "
-                f"(`model.resize_token_embeddings({len(tensor)})`), and name that folder"
-            )
+    _require_shapes(stored, base, unfit)
     types = [torch.float32, *(tensor.dtype for tensor in stored.values())]
     _without_memory(base, reduce(torch.promote_types, types))
     with warnings.catch_warnings():
@@ -204,6 +196,29 @@ def require_peft() -> None:
     """
     if find_spec("peft") is None:
         raise ModelError("adapters are read and written by PEFT; `pip install 'windlass[hf]'`")
+
+
+def _require_shapes(stored: Mapping[str, Tensor], base: Any, unfit: str) -> None:  # noqa: ANN401
+    """Refuses weights of the base in other shapes, such as embeddings of a base that was resized.
+
+    Raises:
+        ModelError: there is one.
+    """
+    shapes = {name: tuple(parameter.shape) for name, parameter in base.named_parameters()}
+    for key, tensor in stored.items():
+        shape = shapes.get(key.removeprefix(PEFT_PREFIX).replace(".base_layer", ""))
+        if shape is None or shape == tuple(tensor.shape):
+            continue
+        way_out = "name the model that they were trained beside"
+        if shape == tuple(base.get_input_embeddings().weight.shape):
+            way_out = (
+                "save the base as it was resized for them "
+                f"(`model.resize_token_embeddings({len(tensor)})`), and name that folder"
+            )
+        raise ModelError(
+            f"{unfit}: `{key.removeprefix(PEFT_PREFIX)}` {list(tensor.shape)} where "
+            f"{list(shape)} fits; {way_out}"
+        )
 
 
 def _without_memory(base: Any, dtype: torch.dtype) -> None:  # noqa: ANN401  of transformers
