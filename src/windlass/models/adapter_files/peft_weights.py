@@ -1,7 +1,7 @@
 """Adapters of a PEFT folder as those of our linear layers."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -145,9 +145,8 @@ def fit_adapters(
             b = names.order_rows(f"{linear}.weight", b)
         values |= {f"{linear}.lora_a": a, f"{linear}.lora_b": b}
     tied_copies = _tied_copies(content, names, tied)
-    whole, copies = (
-        dict(_weights(content, names, weights, part)) for part in (content.whole, content.copies)
-    )
+    whole = dict(_weights(content, names, weights, content.whole))
+    copies = dict(_weights(content, names, (*weights, *tied), content.copies))
     stored = {name for weight in whole for name in map(names.module_name, names.sources(weight))}
     lost = {*content.adapters} - read | {*content.whole} - stored - tied_copies
     if lost:
@@ -158,7 +157,8 @@ def fit_adapters(
         )
     others = frozenset(name for name in linears if f"{name}.lora_a" not in values)
     return PeftWeights(
-        folder=content.path, names=names, values=values | whole, copies=copies, others=others,
+        folder=content.path, names=names, values=values | whole, copies={tied.get(name, name): value for name, value in copies.items()},
+        others=others,
         scale=scale, dropout=content.config.lora_dropout,
     )  # fmt: skip
 
@@ -221,7 +221,7 @@ def _joined(
 def _weights(
     content: PeftContent,
     names: TensorNames | ModuleNames,
-    weights: Mapping[str, tuple[int, ...]],
+    weights: Iterable[str],
     stored: Mapping[str, Tensor],
 ) -> Iterator[tuple[str, Tensor]]:
     """The weights of ours whose tensors the folder has."""
