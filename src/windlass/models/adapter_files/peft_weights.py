@@ -156,9 +156,9 @@ def fit_adapters(
             "import the merged model"
         )
     others = frozenset(name for name in linears if f"{name}.lora_a" not in values)
+    own_copies = {tied.get(name, name): value for name, value in copies.items()}
     return PeftWeights(
-        folder=content.path, names=names, values=values | whole, copies={tied.get(name, name): value for name, value in copies.items()},
-        others=others,
+        folder=content.path, names=names, values=values | whole, copies=own_copies, others=others,
         scale=scale, dropout=content.config.lora_dropout,
     )  # fmt: skip
 
