@@ -93,6 +93,14 @@ def test_a_setting_that_looks_like_a_secret_is_not_kept(tmp_path: Path):
     assert "hf_a" not in (run.folder / CONFIG_FILE).read_text()
 
 
+def test_two_values_of_one_name_are_both_kept(tmp_path: Path):
+    with init(config={"a.b": 1, "a": {"b": 2}}, root=tmp_path) as run:
+        run.log({"x": {"y": 1.0}, "x.y": 2.0})
+    assert RunConfig.load(run.folder / CONFIG_FILE).values == {"a.b": 1, "a.b (2)": 2}
+    values = {name: one.values.tolist() for name, one in read_series(run.folder).items()}
+    assert (values["x.y"], values["x.y (2)"]) == ([1.0], [2.0])
+
+
 def test_a_result_of_argparse_is_a_config(tmp_path: Path):
     with init(config=argparse.Namespace(lr=1, nested={"a": [1, 2]}), root=tmp_path) as run:
         pass

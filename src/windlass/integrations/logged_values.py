@@ -7,6 +7,7 @@ import numpy as np
 
 from windlass.errors import RequestError, shorten
 from windlass.integrations.device_values import start_copy
+from windlass.integrations.portable_run import free_name
 
 if TYPE_CHECKING:
     import torch
@@ -28,12 +29,12 @@ class LoggedValues(NamedTuple):
 
 
 def read_values(values: Mapping[str, object]) -> LoggedValues:
-    """The numbers of a mapping; nested ones get dotted names."""
+    """The numbers of a mapping; nested ones get dotted names, each its own."""
     numbers: dict[str, Arriving] = {}
     refused: list[str] = []
     devices: set[torch.device] = set()
     for name, value in values.items():
-        if type(value) is float:
+        if type(value) is float and name not in numbers:
             numbers[name] = value
             continue
         for key, item in _flat_values(name, value):
@@ -42,7 +43,7 @@ def read_values(values: Mapping[str, object]) -> LoggedValues:
             except RequestError as error:
                 refused.append(str(error))
                 continue
-            numbers[key] = number
+            numbers[free_name(key, numbers)] = number
             if not isinstance(number, float):
                 devices.add(cast("torch.Tensor", item).device)
     return LoggedValues(numbers, devices, refused)

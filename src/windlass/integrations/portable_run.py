@@ -3,8 +3,9 @@
 import dataclasses
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from types import MappingProxyType
 from typing import Literal, SupportsFloat, cast
 from uuid import UUID
@@ -73,7 +74,8 @@ def flat_config(config: object) -> dict[str, ConfigValue]:
     """Settings by dotted key: nested mappings, dataclasses and `argparse` results are flattened.
 
     Values that no file of settings holds, such as classes, become their text. Texts that look like
-    secrets are replaced.
+    secrets are replaced. Where two values have one name, as in `{"a.b": 1, "a": {"b": 2}}`, the
+    later one gets a number.
 
     Raises:
         RequestError: it has no keys.
@@ -84,7 +86,16 @@ def flat_config(config: object) -> dict[str, ConfigValue]:
             f"a config of type `{type(config).__name__}` has no keys; give a dict, a dataclass or "
             "the result of argparse"
         )
-    return dict(_flat(tree, "", ()))
+    values: dict[str, ConfigValue] = {}
+    for name, value in _flat(tree, "", ()):
+        values[free_name(name, values)] = value
+    return values
+
+
+def free_name(name: str, taken: Container[str]) -> str:
+    """The name, with a number behind it if it is taken."""
+    numbered = (f"{name} ({number})" for number in count(2))
+    return name if name not in taken else next(one for one in numbered if one not in taken)
 
 
 def _flat(

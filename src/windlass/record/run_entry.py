@@ -38,6 +38,7 @@ from windlass.tracking import (
     input_fingerprints,
     journal_faults,
     journal_files,
+    main_series,
     read_run_id,
     series_of,
 )
@@ -210,9 +211,12 @@ def _measured(series: Mapping[str, Series], first_step: int) -> dict[str, object
         if len(values := one.values[one.steps >= first_step])
     }
     seconds, tokens = medians.get("seconds"), medians.get("tokens")
-    loss, memory = series.get("loss"), series.get("memory_bytes")
+    main, memory = main_series(series), series.get("memory_bytes")
+    value = None if main is None else _finite(series[main].values[-1])
     return {
-        "loss": None if loss is None else _finite(loss.values[-1]),
+        "loss": value if main == "loss" else None,
+        "metric": main if main is None else _clean(main),
+        "metric_value": value,
         "seconds": seconds,
         "memory_bytes": None if memory is None else _finite(memory.values.max()),
         "tokens_per_second": tokens / seconds if tokens and seconds else None,

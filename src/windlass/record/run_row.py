@@ -58,6 +58,10 @@ class RunRow:
     """Training loss of the last step."""
     held_out_loss: float | None
     """The last one."""
+    metric: str | None
+    """`loss`, or the first series of a run that logs none."""
+    metric_value: float | None
+    """Its last value."""
     seconds: float | None
     """Median step time under the current plan."""
     predicted_seconds: float | None
@@ -132,6 +136,8 @@ COLUMNS = (
     Column("steps", "count"),
     Column("loss", "number"),
     Column("held_out_loss", "number"),
+    Column("metric", "text"),
+    Column("metric_value", "number"),
     Column("seconds", "seconds"),
     Column("predicted_seconds", "seconds"),
     Column("low_seconds", "seconds"),

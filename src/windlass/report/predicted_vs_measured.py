@@ -13,6 +13,8 @@ from windlass.units import format_bytes, format_seconds
 _MEMORY_FACTOR = 1.2
 """Most that a measured peak may be of its prediction before it is said: the worst of the plans that
 were drawn at random on one machine measured 1.16 times its prediction (docs/design/accuracy.md)."""
+_PART_SHARE = 0.05
+"""Share of the predicted step by which a part misses its prediction before it is said."""
 _NEGLIGIBLE_SHARE = 0.0005
 """Share of the step below which an instruction kind is left out."""
 
@@ -170,10 +172,28 @@ def prediction_notes(steps: Sequence[Step], prediction: Prediction | None) -> tu
     if seconds.outside_interval and seconds.interval is not None:
         low, high = (format_seconds(end) for end in seconds.interval)
         notes.append(f"the step time is outside its predicted 80 % interval, {low} to {high}")
+    if missed := [f"{pair.name} {pair.ratio:.2f} ×" for pair in _missed_parts(steps, prediction)]:
+        notes.append(f"parts of the step are far from their predictions: {', '.join(missed)}")
     if memory.outside_interval and memory.ratio and memory.predicted and memory.measured:
         more = format_bytes(round(memory.measured - memory.predicted))
         notes.append(f"memory at the peak is {memory.ratio:.2f} × its prediction, {more} more")
     return tuple(filter(None, (*notes, describe_contention(mean_contention(steps)))))
+
+
+def _missed_parts(steps: Sequence[Step], prediction: Prediction | None) -> list[MetricPair]:
+    """The parts of a step that miss by more than the interval of the step, and by much of it."""
+    if prediction is None or prediction.step_seconds <= 0:
+        return []
+    ends = (prediction.low_seconds, prediction.high_seconds)
+    low, high = (end / prediction.step_seconds for end in ends)
+    least = _PART_SHARE * prediction.step_seconds
+    return [
+        pair
+        for pair in seconds_by_kind(steps, prediction)
+        if pair.name not in BLOCKING_KINDS
+        if pair.ratio is not None and not low <= pair.ratio <= high
+        if abs((pair.measured or 0.0) - (pair.predicted or 0.0)) > least
+    ]
 
 
 def headline_metrics(steps: Sequence[Step], prediction: Prediction | None) -> dict[str, MetricPair]:

@@ -33,8 +33,9 @@ if TYPE_CHECKING:
 D = TypeVar("D", bound=Document)
 DEFAULT_COLUMNS = (
     "id", "name", "state", "started", "model", "machine", "step", "steps", "loss",
-    "held_out_loss", "seconds", "predicted_seconds", "low_seconds", "high_seconds",
-    "tokens_per_second", "memory_bytes", "verdict", "tags", "notes", "archived", "broken", "group",
+    "held_out_loss", "metric", "metric_value", "seconds", "predicted_seconds", "low_seconds",
+    "high_seconds", "tokens_per_second", "memory_bytes", "verdict", "tags", "notes", "archived",
+    "broken", "group",
 )  # fmt: skip
 """The columns of the table of runs, unless a request names others."""
 DIFFERING = "differing"

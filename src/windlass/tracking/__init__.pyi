@@ -19,7 +19,7 @@ from .run_folder import (
 )  # fmt: skip
 from .run_reader import RunRecord, describe_other_formats, describe_parent, find_run, load_run
 from .run_inputs import INPUT_FILES, input_fingerprints, make_data_manifest
-from .series import Series, continued, journal_ranks, read_series, series_of
+from .series import Series, continued, journal_ranks, main_series, read_series, series_of
 from .step_records import append_step
 from .system_monitor import SystemMonitor
 
@@ -32,7 +32,8 @@ __all__ = [
     "describe_parent", "describe_skipped", "find_run", "first_attempt_of_plan",
     "input_fingerprints", "is_from_this_host", "is_locked", "is_unfinished_start", "journal_faults",
     "journal_files", "journal_path", "journal_ranks", "journal_writer_id", "kept_variables",
-    "load_run", "make_data_manifest", "parse_journal", "processor_name", "rank_journal",
+    "load_run", "main_series", "make_data_manifest", "parse_journal", "processor_name",
+    "rank_journal",
     "read_journal", "read_run_format", "read_run_id", "read_series", "reopen_run_folder",
     "require_no_links", "require_no_other_content", "run_folder_name", "series_of", "snapshot_code",
     "unite_journals", "uuid7", "without_personal_data", "without_secrets", "write_run_id",

@@ -88,6 +88,12 @@ def continued(earlier: Mapping[str, Series], later: Mapping[str, Series]) -> dic
     return {name: item for name, item in series.items() if len(item)}
 
 
+def main_series(series: Mapping[str, Series]) -> str | None:
+    """`loss`; of a run that logs none the first name that it logs; None if it logs nothing."""
+    own = (name for name in series if not _is_system(name))
+    return "loss" if "loss" in series else next(own, None)
+
+
 def _is_system(name: str) -> bool:
     return name.startswith(SYSTEM_PREFIX)
 

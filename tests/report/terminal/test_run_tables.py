@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 
 from report.made_runs import on_busy_machine, on_two_stages, with_offload
 from report.rendering import render
@@ -13,6 +14,20 @@ def test_a_run_on_several_ranks_shows_how_long_each_waits(record: Callable[..., 
     text = render(record_table(on_two_stages(record(count=20))))
     assert re.search(r"0\s+stage 0\s+400 ms\s+0 s\s+3.00 GiB\s+█{20}", text)
     assert re.search(r"1\s+stage 1\s+300 ms\s+100 ms\s+2.00 GiB\s+█{15}\s", text)
+
+
+def test_a_part_that_misses_its_prediction_is_named_although_the_step_does_not(
+    record: Callable[..., RunRecord],
+):
+    run = record(count=60)
+    assert run.prediction
+    parts = dict(run.prediction.by_kind)
+    moved = 0.3 * parts["forward"]
+    parts |= {"forward": parts["forward"] - moved, "backward": parts["backward"] + moved}
+    wrong = run.prediction.model_copy(update={"by_kind": parts})
+    note = "parts of the step are far from their predictions: forward 1.5"
+    assert note in render(record_table(replace(run, prediction=wrong)))
+    assert "far from" not in render(record_table(run))
 
 
 def test_a_single_device_has_no_table_of_ranks(record: Callable[..., RunRecord]):

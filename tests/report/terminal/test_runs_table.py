@@ -8,9 +8,11 @@ import pytest
 
 from report.made_runs import make_record
 from report.rendering import render
+from windlass.integrations import init
 from windlass.record import Catalog, RunRow, annotate
+from windlass.report.terminal.run_tables import record_table
 from windlass.report.terminal.runs_table import columns_table, runs_table
-from windlass.tracking import RunRecord
+from windlass.tracking import RunRecord, load_run
 
 NOW = 2e9
 
@@ -63,6 +65,20 @@ def test_the_list_of_runs_says_what_differs_among_them(tmp_path: Path):
     assert all("steps=" not in line for line in others)
     assert f"{runs[0].short_id}  steps=30" in render(runs_table(runs, NOW), 80)
     assert "differs" not in render(runs_table(runs[1:], NOW), 100)
+
+
+def test_a_loop_of_the_users_own_shows_what_it_logs_first_and_lacks_no_settings(tmp_path: Path):
+    planned = make_record(tmp_path, count=3)
+    (planned.folder / "plan.toml").write_text("[batch]\nsequence = 8\n")
+    for rate in (0.1, 0.2):
+        with init(config={"rate": rate}, name="mine", root=tmp_path) as run:
+            run.log({"accuracy": 0.25, "reward": 3.0})
+    text = render(runs_table(rows(tmp_path), NOW), 140)
+    assert text.count("accuracy 0.250") == 2
+    assert "rate=0." in text
+    assert "not finite" not in text
+    assert " no " not in text
+    assert "0.25 → 0.25" in render(record_table(load_run(run.folder)))
 
 
 def test_tags_marks_and_faults_are_among_what_differs(tmp_path: Path):

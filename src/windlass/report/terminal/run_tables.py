@@ -1,5 +1,6 @@
 """Tables of one run beside its prediction, and of what differs between several."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
@@ -34,7 +35,7 @@ from windlass.report.run_differences import input_line, key_rows, result_rows
 from windlass.report.terminal.tables import OUTSIDE_STYLE, STATE_COLOURS, bar, fact_table
 from windlass.schema import Step
 from windlass.sparsity import describe_legs
-from windlass.tracking import RunRecord
+from windlass.tracking import RunRecord, main_series, read_series
 from windlass.units import format_bytes, format_seconds
 
 _RANK_LINES = 16
@@ -66,10 +67,7 @@ def record_table(record: RunRecord) -> RenderableType:
         if record.request is not None and isinstance(requested, int):
             for words in describe_legs(record.request.sparsity, requested):
                 table.add_row("", words)
-        first, last = record.steps[0], record.steps[-1]
-        table.add_row(
-            "loss", f"{format_loss(first.loss)} → {format_loss(last.loss)} nats per token"
-        )
+        table.add_row(*_main_result(record))
     for name, words in _results(record):
         table.add_row(name, words)
     for fault in record.faults:
@@ -90,6 +88,18 @@ def run_diff_table(found: RunDiff) -> RenderableType:
     if results:
         parts.append(_columns(("result", *names, f"{names[-1]} beside {names[0]}"), results))
     return Group(*parts)
+
+
+def _main_result(record: RunRecord) -> tuple[str, str]:
+    """First and last loss, or those of what a loop of the user's own logs first."""
+    losses = [step.loss for step in record.steps]
+    if all(map(math.isnan, losses)):
+        series = read_series(record.folder)
+        name = main_series(series)
+        if name not in (None, "loss"):
+            values = series[name].values
+            return name, f"{values[0]:.6g} → {values[-1]:.6g}"
+    return "loss", f"{format_loss(losses[0])} → {format_loss(losses[-1])} nats per token"
 
 
 def _results(record: RunRecord) -> Iterator[tuple[str, str]]:

@@ -25,6 +25,9 @@ _MOST_LINES = 2
 _ABSENT = "–"
 _MODEL_CELLS = 8
 """Columns that a model's name keeps where there is little room."""
+_PLAN_KEY = "batch.sequence"
+"""A setting of every plan."""
+_METRIC_CELLS = 16
 _NUMBERS = ("step", "loss", "held out", "step time", "ratio", "ago")
 _LEAST_NEEDED = ("ratio", "step time", "ago", "held out", "step")
 """Numbers that a narrow terminal leaves out, the first first."""
@@ -45,11 +48,13 @@ class _RunsTable:
     def __init__(self, runs: Sequence[RunRow], now: float) -> None:
         self._runs = runs
         self._now = now
-        differences = _differences([run.settings for run in runs])
-        self._differences = [
-            ", ".join(filter(None, (*_marks(run), words)))
-            for run, words in zip(runs, differences, strict=True)
-        ]
+        words: dict[str, str] = {}
+        # A loop of the user's own has none of the settings of a planned run.
+        for is_planned in (True, False):
+            alike = [run for run in runs if (_PLAN_KEY in run.settings) == is_planned]
+            ids = (run.id for run in alike)
+            words |= zip(ids, _differences([run.settings for run in alike]), strict=True)
+        self._differences = [", ".join(filter(None, (*_marks(run), words[run.id]))) for run in runs]
         self._longest_model = max((len(run.model) for run in runs), default=0)
         self._narrowing = NarrowingTable(
             self._table, _NUMBERS, _LEAST_NEEDED, elastic=max(0, self._longest_model - _MODEL_CELLS)
@@ -104,7 +109,7 @@ class _RunsTable:
         ratio = _ABSENT if run.ratio is None else f"{run.ratio:.2f} ×"
         return {
             "step": f"{run.step}/{run.steps}" if run.steps else str(run.step),
-            "loss": _loss(run.loss) if run.step else _ABSENT,
+            "loss": _main_value(run) if run.step else _ABSENT,
             "held out": _ABSENT if run.held_out_loss is None else _loss(run.held_out_loss),
             "step time": _ABSENT if run.seconds is None else format_seconds(run.seconds),
             "ratio": Text(ratio, style=OUTSIDE_STYLE if run.outside_interval else ""),
@@ -134,6 +139,14 @@ def _marks(run: RunRow) -> Iterator[str]:
     yield from (f"#{tag}" for tag in run.tags)
     if run.parent:
         yield f"from {run.parent}"
+
+
+def _main_value(run: RunRow) -> str:
+    """The last loss, or the name and last value of what a loop without one logs first."""
+    if run.metric is None:
+        return _ABSENT
+    name = "" if run.metric == "loss" else f"{_cut(run.metric, _METRIC_CELLS)} "
+    return name + _loss(run.metric_value)
 
 
 def _loss(loss: float | None) -> str:

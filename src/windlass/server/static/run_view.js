@@ -123,6 +123,7 @@ function tiles(run, events) {
   const found = [tile("step", String(run.step), run.steps ? `of ${run.steps} requested` : "")];
   const summary = run.series.loss;
   if (run.loss !== null) found.push(tile("loss", formatNumber(run.loss), Number.isFinite(summary?.minimum) ? `nats a token, lowest ${formatNumber(summary.minimum)}` : "nats a token"));
+  else if (run.metric) found.push(tile(run.metric, run.metric_value === null ? "not finite" : formatNumber(run.metric_value)));
   if (run.held_out_loss !== null) {
     const last = events.filter((event) => event.event === "evaluation").at(-1);
     const bits = last?.bits_per_byte;

@@ -9,7 +9,7 @@ const EXTRA_ROWS = 8;
 const FIRST_CHOSEN = 20;
 const DIFFERING = "differing"; // stands for the settings that tell the runs of a sweep apart
 const SHOWN = ["name", DIFFERING, "state", "model", "machine", "started", "step", "loss", "held_out_loss", "seconds", "tokens_per_second", "memory_bytes", "verdict"];
-const NEEDED = ["id", "name", "state", "steps", "step", "predicted_seconds", "low_seconds", "high_seconds", "tags", "notes", "archived", "broken", "verdict"];
+const NEEDED = ["id", "name", "state", "steps", "step", "predicted_seconds", "low_seconds", "high_seconds", "tags", "notes", "archived", "broken", "verdict", "metric", "metric_value"];
 const TITLES = {
   name: "run", held_out_loss: "held out", seconds: "step time", tokens_per_second: "tokens/s",
   memory_bytes: "memory", predicted_seconds: "predicted", step: "progress",
@@ -281,6 +281,9 @@ export async function runsView(host, state, update) {
       return el("span", options, formatSeconds(one), ratio);
     }
     if (name === "tokens_per_second" && one !== null) return el("span", { ...options, text: formatCount(one) });
+    if (name === "loss" && one === null && value("metric") !== null && value("metric") !== "loss") {
+      return el("span", { ...options, text: formatValue(value("metric_value")), title: value("metric") });
+    }
     if (name.endsWith("loss") && typeof one === "number") return el("span", { ...options, text: one.toFixed(3) });
     const unit = table.columns[places[name]]?.unit;
     const title = unit === "time" && one ? formatTime(one) : undefined;
