@@ -8,7 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from factories import tiny_graph, tiny_machine, tiny_plan
 from windlass.child_processes import ChildProcesses, kill_process_groups
+from windlass.errors import RunInterrupted
+from windlass.program import lower, mesh_coord
+from windlass.runtime import LocalLauncher, RankPlacement, WatchdogTimeouts
 from windlass.stop_signals import STOP_SIGNALS, end_until_asked, graceful_stop
 
 _DEAF = """
@@ -100,3 +104,19 @@ def test_a_rank_outlives_stop_signals_that_come_while_it_starts_and_later(tmp_pa
 def test_output_after_a_terminal_has_closed_goes_to_nobody_and_is_no_error() -> None:
     ended = subprocess.run([sys.executable, "-c", _CLOSED], timeout=30, check=False)
     assert ended.returncode == 7
+
+
+def test_ranks_that_have_begun_no_step_are_ended_when_a_stop_is_asked_for(tmp_path: Path) -> None:
+    graph = tiny_graph()
+    plan = tiny_plan(graph, tiny_machine(devices=2), data=2)
+    launcher = LocalLauncher(
+        tmp_path, ChildProcesses((sys.executable, "-c", "import time; time.sleep(600)")), (),
+        lower(plan, graph), [mesh_coord(rank, plan.parallel) for rank in range(2)],
+        timeouts=WatchdogTimeouts(hang_seconds=60, compile_seconds=0),
+        placements=[RankPlacement(frozenset(os.sched_getaffinity(0)), 1)] * 2,
+    )  # fmt: skip
+    try:
+        with pytest.raises(RunInterrupted, match="before a step began"):
+            next(launcher.steps(lambda: True))
+    finally:
+        launcher.close()
