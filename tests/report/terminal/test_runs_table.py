@@ -105,6 +105,7 @@ def test_a_long_list_of_differences_stands_below(tmp_path: Path):
         make_record(tmp_path, count=3)
     newest, *others = rows(tmp_path)
     settings = {f"train.setting_{number}": number for number in range(12)}
+    settings = dict(newest.settings) | settings
     text = render(runs_table([replace(newest, settings=settings), *others], NOW), 120)
     assert "what differs" in [line.strip() for line in text.splitlines()]
 
