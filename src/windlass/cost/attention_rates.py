@@ -19,7 +19,6 @@ class AttentionRates:
 
     Args:
         measured: the rates that the device states.
-        sequence: tokens of a sequence.
         compiled: whether layers run as compiled code.
         interpolates: whether a width lies between those of the two nearest that were measured, as
             on a CPU, whose kernels have no tiles of a fixed width; else the nearest one counts.

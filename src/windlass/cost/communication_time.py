@@ -39,13 +39,7 @@ from windlass.schema import (
 
 
 class CommunicationCosts:
-    """Seconds of all messages and collectives of one plan on one machine.
-
-    Args:
-        plan: the plan.
-        graph: the graph that it partitions.
-        machine: the machine that it runs on.
-    """
+    """Seconds of all messages and collectives of one plan on one machine."""
 
     def __init__(self, plan: Plan, graph: Graph, machine: Machine) -> None:
         self._plan, self._graph, self._machine = plan, graph, machine

@@ -60,7 +60,6 @@ class DeviceRates:
     """A device's rates, looked up by operation name once per prediction.
 
     Args:
-        device: the device.
         mode: how all operations run.
         stack: software that runs them; None means Windlass's own runtime.
         in_turn: whether the device computes, exchanges and synchronizes in turn (bulk-synchronous).

@@ -60,9 +60,6 @@ class InstructionCosts:
     """Seconds of the instructions of one plan on one machine.
 
     Args:
-        plan: the plan.
-        graph: the graph that it partitions.
-        machine: the machine that it runs on.
         known: what is known of such plans; None if nothing is.
 
     Raises:

@@ -101,8 +101,6 @@ class PassPrices:
     """The operations of some passes, looked up once for any number of micro-batch sizes.
 
     Args:
-        passes: the passes.
-        rates: rates of the device.
         tensor: tensor-parallel degree of the layers.
     """
 
@@ -285,7 +283,6 @@ def pass_seconds(
 
     Args:
         run: the pass.
-        rates: rates of the device.
         micro: sequences of the micro-batch.
         tensor: tensor-parallel degree of the layer.
     """
@@ -320,8 +317,6 @@ def head_width(cost: LayerCost, sequence: int, precision: Precision) -> float:
     width k and as many float32 log-sum-exps. Source: Dao 2023, arXiv:2307.08691, algorithm 1.
 
     Args:
-        cost: the layer's cost.
-        sequence: tokens of a sequence.
         precision: of the bytes that the cost states.
     """
     for op in cost.forward:

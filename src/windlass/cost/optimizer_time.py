@@ -84,7 +84,6 @@ def update_seconds(
 
     Args:
         plan: states the moments' format and the sharding of optimizer state.
-        kind: the layer kind.
         device: the device as it computes under the plan.
         stack: the software; None means Windlass's own runtime.
         full: the kind before tensor parallelism, whose matrices each rank updates whole; None
@@ -146,7 +145,6 @@ def _piece_seconds(law: OptimizerLaw, device: Device, moved: float) -> float:
 
     Args:
         law: the optimizer.
-        device: the device.
         moved: bytes that a fused kernel would read and write for each element.
     """
     again = max(0.0, 4 * law.accesses - moved)
@@ -160,7 +158,6 @@ def _update_launches(plan: Plan, kind: LayerKind) -> int:
 
     Args:
         plan: states precision and sharding.
-        kind: the layer kind.
     """
     decays = {len(p.shape) >= 2 for p in kind.trained}
     converts = plan.parameter_itemsize != _MASTER_BYTES
@@ -180,8 +177,6 @@ def _call_seconds(plan: Plan, kind: LayerKind, device: Device) -> float:
 
     Args:
         plan: states precision and the moments' format.
-        kind: the layer kind.
-        device: the device.
     """
     counts = [p.count for p in kind.trained]
     law, decodes = optimizer_law(plan.optimizer), plan.moments != "float32"

@@ -46,9 +46,6 @@ def stage_tier_peaks(
     """The peak of each tier, device memory first, on one device of each stage.
 
     Args:
-        plan: the plan.
-        graph: the graph that it partitions.
-        machine: the machine that it runs on.
         programs: programs of at least one device of each stage; none means those of
             `steady_state_microbatches`, which need as much.
     """

@@ -71,9 +71,6 @@ def predict_plan(
     """Predicts a plan's step: time by term and instruction kind, memory by tier and class.
 
     Args:
-        plan: the plan.
-        graph: the graph that it partitions.
-        machine: the machine that it runs on.
         programs: programs lowered from the plan; none lowers as much of it as memory depends on.
         clock: prices plans of the same model and machine; None makes one.
 
@@ -141,10 +138,6 @@ def simulated_seconds(
     """Seconds of a step by the event simulator, the same as those of `predict_time`.
 
     Args:
-        plan: the plan.
-        graph: the graph that it partitions.
-        machine: the machine that it runs on.
-        costs: costs of the plan's instructions.
         programs: programs of at least one device of each stage.
     """
     every = simulate_programs(plan, graph, machine, costs, programs)
@@ -183,11 +176,6 @@ def clock_totals(plan: Plan, clock: ArrayClock, costs: InstructionCosts) -> Step
     """Seconds of a step by the array clock, of a plan that offloads no more than optimizer state.
 
     Instructions take what they take alone; the rest of the time a device waits.
-
-    Args:
-        plan: the plan.
-        clock: prices plans of its model and machine.
-        costs: costs of the plan's instructions.
     """
     graph, machine = clock.graph, clock.machine
     ends = clock.stage_ends(PlanColumns.of((plan,)))
@@ -276,10 +264,6 @@ def simulated_totals(
     Sends and transfers count only for the time in which the device does nothing else meanwhile.
 
     Args:
-        plan: the plan.
-        graph: the graph that it partitions.
-        machine: the machine that it runs on.
-        costs: costs of the plan's instructions.
         programs: programs of at least one device of each stage.
     """
     every = simulate_programs(plan, graph, machine, costs, programs)

@@ -59,7 +59,6 @@ def grad_accumulation_bytes(
     embedding's rows are added to its gradient, which is created as zeros by the first micro-batch.
 
     Args:
-        kind: the layer kind.
         plan: states the bytes of an element of a new and of an accumulated gradient.
         stack: software that sums them; None means Windlass's own runtime.
         shared: elements whose gradient another layer of the stage has already created.

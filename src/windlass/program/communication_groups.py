@@ -246,12 +246,7 @@ def communication_group(instruction: Instruction, device: int, plan: Plan) -> tu
 
 
 class PeerMap:
-    """The rank at the other end of each message of a plan, and which instructions are collective.
-
-    Args:
-        plan: the plan.
-        graph: the plan's full graph.
-    """
+    """The rank at the other end of each message of a plan; which instructions are collective."""
 
     def __init__(self, plan: Plan, graph: Graph) -> None:
         self._parallel = plan.parallel

@@ -64,8 +64,6 @@ class CommunicationVolume:
     """The bytes that each instruction of a plan sends.
 
     Args:
-        plan: the plan.
-        graph: the plan's full graph.
         tensor_rank: tensor-parallel rank of the device; rank 0 has the largest shard.
     """
 

@@ -45,8 +45,6 @@ def schedule_passes(
     """The passes of one of p stages under a schedule, in order.
 
     Args:
-        stages: number of stages p.
-        stage: index of the stage.
         micro_batches: number of micro-batches m in a step.
         chunks: model chunks of each stage v; 1 unless the schedule is interleaved.
     """

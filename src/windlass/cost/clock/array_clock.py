@@ -32,7 +32,6 @@ class ArrayClock:
     Args:
         base: states sequence length, moments, clipping and stack of all plans.
         graph: the model's graph.
-        machine: the machine that they run on.
     """
 
     def __init__(self, base: Plan, graph: Graph, machine: Machine) -> None:
@@ -111,7 +110,6 @@ class ArrayClock:
         gradients, and of full recompute if that is asked for.
 
         Args:
-            config: how layers compute.
             micros: sequences of each micro-batch.
             accumulates: whether a step has several micro-batches.
             recomputes: whether recompute is priced too.
@@ -132,8 +130,6 @@ class ArrayClock:
         """Seconds of a micro-batch's recompute in each layer, whole or selective, `[2, layer]`.
 
         Args:
-            config: how layers compute.
-            micro: sequences of a micro-batch.
             accumulates: whether a step has several micro-batches.
             selects: whether layers can be recomputed selectively; if not, it takes forever.
         """

@@ -43,7 +43,6 @@ class LayerBytes:
 
     Args:
         prices: prices of the layers.
-        sequence: tokens of a sequence.
     """
 
     def __init__(self, prices: LayerPrices, sequence: int) -> None:

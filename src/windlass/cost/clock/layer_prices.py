@@ -77,8 +77,6 @@ class LayerPrices:
 
     Args:
         base: states sequence length, moments, clipping and stack.
-        graph: graph of the layers.
-        machine: the machine that they run on.
     """
 
     def __init__(self, base: Plan, graph: Graph, machine: Machine) -> None:
@@ -133,7 +131,6 @@ class LayerPrices:
 
         Args:
             config: the configuration.
-            micro: sequences of a micro-batch.
             accumulates: whether a step has several micro-batches.
             data: data-parallel degree.
             sharding: sharding degrees of parameters and of optimizer state.
@@ -171,7 +168,6 @@ class LayerPrices:
         """Seconds of a pass for each of some micro-batch sizes, each `[column]`.
 
         Args:
-            config: how layers compute.
             micros: sequences of a micro-batch.
             exchange: what communication in passes depends on besides.
             way: the kind of pass, and whether layers are recomputed selectively.
@@ -201,7 +197,6 @@ class LayerPrices:
         """The layer kind of each column as a rank has it: its shard, experts and tokens.
 
         Args:
-            config: how layers compute.
             loss: the plan's `loss`, for what passes cost.
         """
         mode = config.precision, config.compiled
@@ -320,9 +315,7 @@ class LayerPrices:
         """Seconds to accumulate gradients of the first and of a later micro-batch, `[2, column]`.
 
         Args:
-            config: how layers compute.
             accumulates: whether a step has several micro-batches.
-            micro: sequences of a micro-batch.
             shared: elements of each column that another layer of its stage uses.
         """
         plan = self.plan(config, micro=micro, accumulates=accumulates)

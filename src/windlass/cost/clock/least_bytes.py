@@ -63,7 +63,6 @@ class LeastBytes:
     """Lower bounds on the memory of plans that differ in recompute.
 
     Args:
-        batch: the plans.
         layers: bytes of their layers.
     """
 

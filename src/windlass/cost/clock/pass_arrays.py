@@ -15,7 +15,6 @@ class PassArrays:
     """Seconds of passes of each layer, `[layer, plan]`.
 
     Args:
-        batch: the plans.
         columns: the same plans; their recompute counts.
     """
 

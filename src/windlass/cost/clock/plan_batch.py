@@ -36,14 +36,7 @@ class TiedSeconds(NamedTuple):
 
 
 class PlanBatch:
-    """Plans of one shape and layout, however they recompute.
-
-    Args:
-        columns: the plans.
-        layout: layout of their stages.
-        prices: prices of layers.
-        machine: the machine that they run on.
-    """
+    """Plans of one shape and layout, however they recompute."""
 
     def __init__(
         self, columns: PlanColumns, layout: StageLayout, prices: LayerPrices, machine: Machine

@@ -74,7 +74,6 @@ def schedule_levels(shape: PipelineShape, forward_chunks: int = 0) -> ScheduleLe
     """The passes of a step of this many micro-batches.
 
     Args:
-        shape: how a step runs through the stages.
         forward_chunks: model chunks at the front that get no gradient; their backward passes are
             there and wait for nobody.
     """

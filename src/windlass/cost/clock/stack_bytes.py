@@ -34,8 +34,6 @@ def stack_stage_bytes(
     """Bytes of device memory at the fullest moment of each stage, by class.
 
     Args:
-        plan: the plan.
-        graph: the graph that it partitions.
         machine: a machine that names a stack.
     """
     prices, columns = LayerPrices(plan, graph, machine), PlanColumns.of([plan])
@@ -143,11 +141,8 @@ def live_share(
     Source: Narayanan et al. 2021, arXiv:2104.04473, section 2.2.
 
     Args:
-        schedule: the pipeline schedule.
-        pipeline: number of stages.
         virtual_stages: model chunks on each stage.
         micros: micro-batches of a step.
-        stage: index of the stage.
     """
     behind = pipeline - stage - 1
     if schedule == "gpipe":

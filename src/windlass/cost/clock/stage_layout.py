@@ -20,9 +20,6 @@ class StageLayout:
     """The model chunks of the stages of some plans.
 
     Args:
-        base: any plan of the graph.
-        graph: graph of the layers.
-        pipeline: number of stages.
         bounds: first layer of each model chunk, and the number of layers.
     """
 

@@ -54,8 +54,6 @@ def stage_ends(
     steps counts.
 
     Args:
-        batch: the plans.
-        passes: their passes.
         microbatches: micro-batches of the step.
         clips: whether updates wait for the global gradient norm.
     """
@@ -71,8 +69,6 @@ class _StepWalk:
     """The lanes of all stages in one step.
 
     Args:
-        batch: the plans.
-        passes: their passes.
         microbatches: micro-batches of the step.
         ready: time at which each layer's update of the step before has ended, `[layer, plan]`; None
             if there was no step before.

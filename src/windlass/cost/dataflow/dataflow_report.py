@@ -111,7 +111,6 @@ def dataflow_report(
 
     Args:
         subject: the layer.
-        machine: the machine.
         sparsities: shares of absent weights for the curve; ignored for a layer that is sparse.
 
     Raises:

@@ -138,10 +138,6 @@ def simulate_programs(
     between tiers have the span in which they move, which may end after the step.
 
     Args:
-        plan: the plan.
-        graph: the graph that it partitions.
-        machine: the machine that it runs on.
-        costs: costs of the plan's instructions.
         programs: programs of at least one device of each stage.
 
     Raises:
@@ -169,9 +165,6 @@ def simulate(plan: Plan, graph: Graph, machine: Machine, programs: tuple[Program
     All times are at the pace of the slowest host, which the others wait for.
 
     Args:
-        plan: the plan.
-        graph: the graph that it partitions.
-        machine: the machine that it runs on.
         programs: programs lowered from the plan, of at least one device of each stage; each gives a
             timeline.
     """

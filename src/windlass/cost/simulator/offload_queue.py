@@ -58,15 +58,7 @@ def transfer_seconds(program: Program, spans: tuple[InstructionSpan, ...]) -> fl
 
 
 class OffloadQueue:
-    """The transfers between tiers that one device has started.
-
-    Args:
-        plan: the plan.
-        graph: the graph that it partitions.
-        machine: the machine that it runs on.
-        costs: costs of the plan's instructions.
-        device: index of the device.
-    """
+    """The transfers between tiers that one device has started."""
 
     def __init__(
         self, plan: Plan, graph: Graph, machine: Machine, costs: InstructionCosts, device: int
@@ -198,8 +190,6 @@ def first_step_cost(plan: Plan, graph: Graph, machine: Machine, program: Program
 
     Args:
         plan: a plan of one stage.
-        graph: the graph that it partitions.
-        machine: the machine that it runs on.
         program: the program lowered from the plan.
 
     Raises:

@@ -22,13 +22,7 @@ _BACKWARD_KINDS = (*GRADIENT_PASSES, "recompute", "reload_activation")
 
 
 class CollectiveInserter:
-    """Inserts the communication and updates of one stage among its passes.
-
-    Args:
-        plan: a valid plan.
-        graph: the plan's full graph.
-        stage: index of the stage.
-    """
+    """Inserts the communication and updates of one stage among its passes."""
 
     def __init__(self, plan: Plan, graph: Graph, stage: int) -> None:
         self._plan = plan

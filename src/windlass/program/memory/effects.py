@@ -32,13 +32,7 @@ _OUTPUT_TRANSFERS = ("offload_activation", "reload_activation")
 
 
 class InstructionEffects:
-    """The effects of the instructions of one stage of a plan.
-
-    Args:
-        plan: the plan.
-        graph: the plan's full graph.
-        stage: index of the stage.
-    """
+    """The effects of the instructions of one stage of a plan."""
 
     def __init__(self, plan: Plan, graph: Graph, stage: int = 0) -> None:
         self.tensors = StageTensors(plan, graph, stage)

@@ -16,13 +16,7 @@ from windlass.schema import HOST_TIER, Graph, Plan
 
 
 class StageTensors:
-    """The tensors of one stage of a plan.
-
-    Args:
-        plan: the plan.
-        graph: the plan's full graph.
-        stage: index of the stage.
-    """
+    """The tensors of one stage of a plan."""
 
     def __init__(self, plan: Plan, graph: Graph, stage: int) -> None:
         self.plan, self.graph = plan, graph

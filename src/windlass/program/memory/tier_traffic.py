@@ -24,12 +24,7 @@ class TransferBytes(NamedTuple):
 
 
 class TierTraffic:
-    """The transfers of one plan.
-
-    Args:
-        plan: the plan.
-        graph: the plan's full graph.
-    """
+    """The transfers of one plan."""
 
     def __init__(self, plan: Plan, graph: Graph) -> None:
         self._plan, self._graph, self._tiers = plan, graph, plan.offload_tiers
