@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup setup-test train test types site test-slow test-gpu docs format clean
+.PHONY: setup setup-test train test types site test-slow test-gpu engines test-engines docs format clean
 
 # What runs need, and beside it what tests need: a machine that only trains installs the first.
 setup: $(VENV)/.ready
@@ -44,6 +44,28 @@ test-slow: setup-test
 # Only where torch sees a GPU; without one all are skipped.
 test-gpu: setup-test
 	$(BIN)/pytest -m gpu
+
+# Engines of others, each in an environment of its own: Windlass never imports one.
+ENGINES := .venv-engines
+ENGINE_PIP = -m pip install --disable-pip-version-check --constraint constraints-engines.txt
+
+engines: $(ENGINES)/torchtitan/.ready $(ENGINES)/megatron-core/.ready
+
+# Without its dependencies, of which the parser needs few.
+$(ENGINES)/torchtitan/.ready: constraints-engines.txt
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python $(ENGINE_PIP) torch numpy tyro "datasets<4.8" tokenizers safetensors tensorboard einops pillow spmd_types torchdata torch_checkpointing torchao
+	$(@D)/bin/python $(ENGINE_PIP) --no-deps torchtitan
+	touch $@
+
+$(ENGINES)/megatron-core/.ready: constraints-engines.txt
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python $(ENGINE_PIP) torch numpy megatron-core
+	touch $@
+
+# Those that are not installed are skipped.
+test-engines: setup-test engines
+	$(BIN)/pytest -m engines
 
 docs: setup-test
 	$(BIN)/mkdocs serve

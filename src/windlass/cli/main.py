@@ -48,7 +48,7 @@ _COMMANDS = {
         "chat": "record.sample:chat",
         "evaluate": "inference.task_scores.evaluate",
         "import": "training.imported_run.import_model",
-        "export": "training.weight_files.export",
+        "export": "launch:export",
     },
     "Plan": {
         "plan": "plan:plan",

@@ -97,7 +97,7 @@ def launch(
         per_node=per_node,
         device_kind=planned.machine.device.kind,
     )
-    _texts(job, scheduler)  # refuses what cannot be written before there is a run folder
+    launch_texts(job, scheduler)  # refuses what cannot be written before there is a run folder
     from windlass.data import TokenDataset
 
     def fill(run: RunFolder, tokens: "TokenDataset | ExampleDataset") -> None:
@@ -109,17 +109,17 @@ def launch(
                 tokens.save(run.path / EXAMPLES_FILE)
         placed = replace(job, folder=run.path.absolute(), run_id=run.id)
         _write_secret(run.path / LAUNCH_SECRET_FILE)
-        for name, text in _texts(placed, scheduler).items():
+        for name, text in launch_texts(placed, scheduler).items():
             atomic_write(run.path / name, text)
         placed.script.chmod(0o755)
 
     started = start_run(planned, root=root, folder=folder, progress=progress, fill=fill)
     with started.folder as run_folder:
         run_folder.append_event("end", state="prepared", reason="")
-    return run_folder.path.absolute() / [*_texts(job, scheduler)][-1]
+    return run_folder.path.absolute() / [*launch_texts(job, scheduler)][-1]
 
 
-def _texts(job: ClusterJob, scheduler: Scheduler | None) -> Mapping[str, str]:
+def launch_texts(job: ClusterJob, scheduler: Scheduler | None) -> Mapping[str, str]:
     """The text of each script, by its name; the last one is what the user starts or submits."""
     texts = {LAUNCH_FILE: host_script(job)}
     if isinstance(scheduler, SlurmJob):

@@ -70,6 +70,10 @@ class ClusterJob:
     """Number of devices on each host."""
     device_kind: str
     """torch's name for the type of device."""
+    command: str | None = None
+    """What torchrun starts on each rank, of another engine; None runs Windlass itself."""
+    arguments: str | None = None
+    """File beside the script whose lines are `"$@"` in the command."""
 
     @property
     def name(self) -> str:
@@ -144,6 +148,8 @@ for RANK_OF_NODE in "$NODE_RANK" "$SLURM_NODEID" "$PET_NODE_RANK" "$GROUP_RANK" 
 done
 : "${NODE_RANK:?set it to 0 on the first host, to 1 on the second, and so on}"
 """
+    if job.command is not None:
+        return f"#!/bin/sh\n{usage}{setup}{_engine_lines(job)}"
     if job.device_kind == "cpu":
         share = f"$(( ($(nproc) + {job.per_node - 1}) / {job.per_node} ))"
         setup += f'export OMP_NUM_THREADS="${{OMP_NUM_THREADS:-{share}}}"\n'
@@ -157,6 +163,26 @@ PYTHON="${{PYTHON:-python3}}"
 }}
 exec "$PYTHON" -P -m windlass host "$RUN" \\
     --nodes {nodes} --per-node {job.per_node} --restarts "${{RESTARTS:-{restarts}}}"{place}
+"""
+
+
+def _engine_lines(job: ClusterJob) -> str:
+    """Lines that start the ranks of another engine on this host, from the folder of the script."""
+    place = ""
+    if job.nodes > 1:
+        place = f''' \\
+    --node-rank "$NODE_RANK" --master-addr "$HEAD" --master-port "${{PORT:-{job.port}}}"'''
+    words = ""
+    if job.arguments is not None:
+        words = f"""\
+set --
+while IFS= read -r WORD; do set -- "$@" "$WORD"; done < "$RUN/{job.arguments}"
+"""
+    return f"""\
+RUN="$(cd -- "$(dirname -- "$0")" && pwd -P)"
+{words}cd -- "$RUN"
+exec "${{TORCHRUN:-torchrun}}" --nnodes {job.nodes} --nproc-per-node {job.per_node}{place} \\
+    {job.command}
 """
 
 

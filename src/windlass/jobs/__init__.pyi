@@ -7,8 +7,13 @@ from .fine_tuning import (
 )  # fmt: skip
 from .kept_results import note_compiled_code
 from .known_machines import (
+<<<<<<< HEAD
     EVERY_PART, HERE, Progress, add_machine, find_machine, find_stack, machines, needed_parts,
     parts_of_plan, probe, show_machine, write_machine,
+=======
+    EVERY_PART, HERE, Progress, add_machine, attention_parts, find_machine, find_stack, machines,
+    needed_parts, on_stack, probe, write_machine,
+>>>>>>> 42d20ea1 (engines: a plan is exported to torchtitan and Megatron-LM by files of data)
 )  # fmt: skip
 from .model_graph import build_requested_model, capture, capture_traces
 from .objects import (
@@ -25,6 +30,7 @@ from .planned import Planned, make_request, plan, plan_request, request_origins
 from .run_records import RUNS, annotate, load, report, require_trace_file, runs, write_run_trace
 
 __all__ = [
+<<<<<<< HEAD
     "EVERY_PART",
     "EXPLAINED_PLAN",
     "HERE",
@@ -92,5 +98,19 @@ __all__ = [
     "write_machine",
     "write_plan_trace",
     "write_run_trace",
+=======
+    "EVERY_PART", "EXPLAINED_PLAN", "HERE", "IN_MEMORY", "NO_OBJECTS", "NO_OPTIONS", "RUNS",
+    "SEARCHED_PLAN", "ExplainedPlanOptions", "Model", "PlanOptions", "Planned", "PlannedObjects",
+    "Progress", "RequestOptions", "ValueOrigin", "add_machine", "annotate", "attention_parts",
+    "base_of_adapters", "build_plan", "build_request", "build_requested_model", "capture",
+    "capture_traces", "data_statistics", "draw_figure", "draw_plan", "estimate_data",
+    "explain_values", "exported_config", "find_machine", "find_stack", "forecast", "has_own_text",
+    "load", "load_plan", "machines", "make_request", "model_arguments", "needed_parts",
+    "note_compiled_code", "on_stack", "optimizer_overrides", "own_tokenizer", "plan",
+    "plan_request", "prepare_data", "prepare_tokens", "probe", "report", "request_origins",
+    "require_drawable", "require_machine_names", "require_trace_file", "runs", "size_of",
+    "special_tokens", "split_machine", "split_model", "split_overrides", "take_trained_weights",
+    "value_origins", "with_tensor_shards", "write_machine", "write_plan_trace", "write_run_trace",
+>>>>>>> 42d20ea1 (engines: a plan is exported to torchtitan and Megatron-LM by files of data)
     "write_small_files",
 ]  # fmt: skip

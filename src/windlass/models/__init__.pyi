@@ -33,6 +33,7 @@ from .huggingface.model_folder import (
 )  # fmt: skip
 from .huggingface.weight_places import PLACES_SUFFIX, WeightPlace, WeightPlaces
 from .huggingface.read_config import keys_of_transformers
+from .huggingface.write_config import config_content
 from .images.image_config import ResNetConfig
 from .init_weights import meta_copy
 from .inspection.layer_kinds import is_embedding_only, norm_statistics, running_statistics
@@ -58,6 +59,7 @@ __all__ = [
     "HEAD_RESULTS", "IGNORE_INDEX", "PLACES_SUFFIX", "PROCESSOR_FILE", "Adapted", "Attention",
     "BlockLayout", "ContextParallelRank", "EqualShard", "ExpertConfig", "ExpertParallelRank",
     "ExportLayout", "FusedLossSizes", "GgufLayout", "GgufVocabulary", "HeadLosses", "HeadOutputs",
+<<<<<<< HEAD
     "LatentAttention", "LayerStack", "LoraLinear", "MixtureOfExperts", "ModelArgument",
     "ParamShard", "PeftAdapter", "ResNetConfig", "Router", "SampleShard", "ShardedDropout",
     "ShardingRule", "TensorParallelLoss", "TensorParallelRank", "TransformerConfig",
@@ -71,6 +73,22 @@ __all__ = [
     "image_processor", "in_loss_precision", "is_adapter", "is_causal", "is_embedding_only",
     "is_huggingface", "is_peft_folder", "is_pretrained", "is_residual", "joined_matrices",
     "keys_of_transformers", "layer_loss", "layer_sharding", "layer_stack_of",
+=======
+    "LayerStack", "LoraLinear", "MixtureOfExperts", "ModelArgument", "ParamShard", "PeftAdapter",
+    "ResNetConfig", "Router", "SampleShard", "ShardedDropout", "ShardingRule", "TensorParallelLoss",
+    "TensorParallelRank", "TransformerConfig", "TransformersLayout", "WeightPlace", "WeightPlaces",
+    "all_gather", "apply_model_arguments", "apply_resnet_arguments", "attend", "balance_buffers",
+    "base_format", "base_places", "block_shard_error", "build_layer_stack", "can_cache_tokens",
+    "can_divide_sequences", "can_fuse_loss", "checkpoint_selectively", "chooses_attention",
+    "class_names", "config_content", "count_in_runs", "divide_experts", "divide_sequence",
+    "document_buffers", "exchanges_rows", "expert_parameters", "export_layout", "fake_state",
+    "find_model_folder",
+    "fitting_adapters", "fuse_loss", "gguf_layout", "gguf_vocabulary", "gives_text_classes",
+    "has_config", "has_sentence_head", "image_processor", "in_loss_precision", "is_adapter",
+    "is_causal", "is_embedding_only", "is_huggingface", "is_peft_folder", "is_pretrained",
+    "is_residual", "joined_matrices", "keys_of_transformers", "layer_loss", "layer_sharding",
+    "layer_stack_of",
+>>>>>>> 42d20ea1 (engines: a plan is exported to torchtitan and Megatron-LM by files of data)
     "layer_that_looks_ahead", "linear_layers", "materialize_layer", "mean_cross_entropy",
     "meta_copy", "model_config", "model_names", "norm_statistics", "own_targets", "pad_vocabulary",
     "padded_linear", "param_shards", "peft_adapter", "peft_config", "predicts_pairs",

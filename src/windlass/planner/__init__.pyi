@@ -1,4 +1,7 @@
 from .advice.alternatives import alternatives
+from .advice.nearest_sayable import (
+    NearestPlan, nearest_sayable, pinned_by, price_difference,
+)  # fmt: skip
 from .choose import NothingFits, choose_plan, seek_plan, without_pins
 from .defaults import resolve_defaults, smaller_batches
 from .downscale import downscale_plan
@@ -6,12 +9,14 @@ from .explain import Explanation, explain_change, explain_idle_devices, explain_
 from .given_plan import request_of_plan, result_of_given_plan
 from .result import PlanningResult, RunnerUp, with_budget
 from .search.fastest import Findings
+from .search.evaluate import stage_peak_bytes
 from .space.pins import pinned_parallelism
 from .space.tensor_degrees import every_tensor_degree, open_tensor_degrees
 
 __all__ = [
     "Explanation",
     "Findings",
+    "NearestPlan",
     "NothingFits",
     "PlanningResult",
     "RunnerUp",
@@ -22,13 +27,17 @@ __all__ = [
     "explain_change",
     "explain_idle_devices",
     "explain_result",
+    "nearest_sayable",
     "open_tensor_degrees",
+    "pinned_by",
     "pinned_parallelism",
+    "price_difference",
     "request_of_plan",
     "resolve_defaults",
     "result_of_given_plan",
     "seek_plan",
     "smaller_batches",
+    "stage_peak_bytes",
     "with_budget",
     "without_pins",
 ]  # fmt: skip

@@ -37,11 +37,22 @@ def load_stack(name: str) -> Stack:
     if name == OWN_STACK.name:
         return OWN_STACK
     if name.endswith(".toml"):
-        return Stack.load(Path(name))
+        return _with_constants(Stack.load(Path(name)))
     if name not in stack_names():
         raise StackError(
             f"unknown stack `{shorten(name)}`{did_you_mean(name, stack_names())}; known are "
             f"{', '.join(f'`{each}`' for each in stack_names())}, and a path `FILE.toml` names a "
             "file of your own"
         )
-    return Stack.load(_FOLDER / f"{name}.toml")
+    return _with_constants(Stack.load(_FOLDER / f"{name}.toml"))
+
+
+def _with_constants(stack: Stack) -> Stack:
+    """The stack with the constants of the one that its file names, where it states none."""
+    if stack.constants_of is None:
+        return stack
+    base = load_stack(stack.constants_of)
+    stated = {name: getattr(stack, name) for name in stack.model_fields_set}
+    return base.model_copy(
+        update=stated | {"similar_to": base.name, "sources": {**base.sources, **stack.sources}}
+    )

@@ -6,7 +6,7 @@ from windlass.document import leaf_fields
 from windlass.schema import Source, Stack, source_of
 from windlass.units import format_bytes, format_seconds
 
-_NO_CONSTANTS = ("name", "about", "engine", "similar_to", "sources")
+_NO_CONSTANTS = ("name", "about", "engine", "similar_to", "constants_of", "sources")
 _DEFAULT = Source(how="convention", source="the default")
 _UNNAMED = Source(how="unverified", source="stated without a source")
 

@@ -17,13 +17,9 @@ from windlass.errors import InputErrors
 
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterOptions:
-    """Size of the cluster, and what starts its processes."""
+class StarterOptions:
+    """What starts the processes on each host."""
 
-    nodes: int
-    """Number of hosts."""
-    per_node: int = 1
-    """Number of devices on each host."""
     slurm: Flag = False
     """Write a script for `sbatch` too."""
     kubernetes: Flag = False
@@ -32,6 +28,17 @@ class ClusterOptions:
     """Write a TrainJob for Kubeflow Trainer too."""
     ray: Flag = False
     """Write a Python script that starts the hosts by Ray Train too."""
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterOptions(StarterOptions):
+    """Size of the cluster, and what starts its processes."""
+
+    nodes: int
+    """Number of hosts."""
+    per_node: int = 1
+    """Number of devices on each host."""
     rehearse: Flag = False
     """Also run the plan downscaled on this machine, and check it as `windlass check` does."""
 
@@ -73,7 +80,7 @@ class SchedulerOptions:
     """Kubernetes, Kubeflow: persistent volume claim, mounted at the folder above the run folder."""
 
 
-_NO_SCHEDULER_OPTIONS = SchedulerOptions()
+_NO_SCHEDULER_OPTIONS, _BY_HAND = SchedulerOptions(), StarterOptions()
 
 
 def launch(
@@ -130,6 +137,54 @@ def launch(
             sys.exit(checked.exit_code)
 
 
+def export(
+    run: str = "last",
+    /,
+    *overrides: str,
+    to: str | None = None,
+    output: Annotated[Path | None, Parameter(name=("--output", "-o"))] = None,
+    nearest: Flag = False,
+    on: str | None = None,
+    masks: Path | None = None,
+    ema: Flag = False,
+    starter: StarterOptions = _BY_HAND,
+    scheduler: SchedulerOptions = _NO_SCHEDULER_OPTIONS,
+    runs: Path = api.RUNS,
+    as_json: api.AsJson = False,
+) -> None:
+    """Write the weights of a run for other software, or a plan for another engine.
+
+    Absent weights are zeros, adapters are merged. For example: `windlass export last --to
+    hf:my-model`, or `windlass export plan.toml --to torchtitan -o handover`, whose `launch.sh`
+    starts torchtitan on that plan.
+
+    Args:
+        run: Folder, name, the first characters of its id, or `last`; for an engine also the TOML
+            file of a plan (`windlass plan --out`).
+        overrides: For an engine: `key=value` of what a plan file leaves open, such as
+            `train.steps=1000`.
+        to: `hf:DIR` for a Hugging Face folder, `gguf:FILE` for llama.cpp, `peft:DIR` for the
+            adapters alone (`hf`, `gguf` and `peft` make them in the run folder), one safetensors
+            file, or an engine: `ENGINE` or `ENGINE@VERSION`, such as `torchtitan`.
+        output: For an engine: the folder to write to.
+        nearest: For an engine: where it cannot say the plan, write the nearest one that it can.
+        on: For an engine: the machine, if it is another than the plan's.
+        masks: The file of the masks of a sparse model, which `sparsity.mask=FILE` starts from.
+        ema: Write the averages of the weights that a run with `train.ema` keeps.
+        starter: For an engine: what starts it on each host.
+        scheduler: What the job asks Slurm or Kubernetes for.
+        runs: The folder that holds the run folders.
+        as_json: Print the result as JSON.
+    """
+    job = _scheduler_job(starter, scheduler)
+    answer = api.export(
+        run, *overrides, to=to, output=output, nearest=nearest, on=on, masks=masks, ema=ema,
+        root=runs, scheduler=job,
+    )  # fmt: skip
+    print_notes(answer.notes)
+    print_answer(answer, as_json=as_json)
+
+
 def _start(cluster: ClusterOptions, script: Path) -> str:
     """The command that starts a prepared run."""
     name = shlex.quote(str(script))
@@ -146,7 +201,7 @@ def _start(cluster: ClusterOptions, script: Path) -> str:
     return f"HEAD=name-of-the-first-host NODE_RANK=0 sh {name}   (on every host, with its own)"
 
 
-def _scheduler_job(cluster: ClusterOptions, options: SchedulerOptions) -> api.Scheduler | None:
+def _scheduler_job(cluster: StarterOptions, options: SchedulerOptions) -> api.Scheduler | None:
     """The job that the options ask for; None if the user starts each host.
 
     Raises:

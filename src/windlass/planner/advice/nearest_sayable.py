@@ -1,6 +1,7 @@
 """The plan nearest to one that a stack cannot run, and what it costs beside it."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from windlass.planner.advice.single_changes import key_values, with_value
 from windlass.planner.result import EvaluatedPlan
@@ -14,6 +15,7 @@ from windlass.schema import (
     Machine,
     ParallelRequest,
     Plan,
+    Prediction,
     ResolvedRequest,
     ShardingRequest,
     Stack,
@@ -25,6 +27,15 @@ _LEARNED = frozenset({"train.optimizer", "train.ema", "sparsity"})
 _PLAIN = {"moments": "float32", "master_weights": True}
 """What keys that are never open have where nothing is asked of them."""
 _ROUNDS = 3
+
+
+class NearestPlan(NamedTuple):
+    """The plan that a stack can run which is nearest to one that it cannot."""
+
+    plan: Plan
+    prediction: Prediction
+    words: str
+    """What it has in place of what was asked for, and its price beside that."""
 
 
 def with_nearest(
@@ -39,14 +50,19 @@ def with_nearest(
     stack = machine.stack
     if stack is None or any(f"but `{stack.name}` has no " not in each for each in faults):
         return faults
-    nearest = _nearest_sayable(request, graph, machine, stack)
-    return faults if nearest is None else (*faults[:-1], f"{faults[-1]}; {nearest}")
+    nearest = nearest_sayable(request, graph, machine, stack)
+    if nearest is None:
+        return faults
+    return (
+        *faults[:-1],
+        f"{faults[-1]}; the nearest plan that `{stack.name}` can run has {nearest.words}",
+    )
 
 
-def _nearest_sayable(
+def nearest_sayable(
     request: ResolvedRequest, graph: Graph, machine: Machine, stack: Stack
-) -> str | None:
-    """Which plan of the machine's stack is nearest to a request that it cannot run, in words.
+) -> NearestPlan | None:
+    """Which plan of the machine's stack is nearest to a request that it cannot run.
 
     Both plans are priced with the stack's own constants, the asked one as if the stack could.
 
@@ -73,10 +89,8 @@ def _nearest_sayable(
     words = " ".join(dict.fromkeys(each for value in values for each in value))
     is_gathered_once = nearest[0].sharding.parameters > 1 and not nearest[0].sharding.reshard
     note = " (FSDP never resharded)" if "sharding.reshard" in keys and is_gathered_once else ""
-    return (
-        f"the nearest plan that `{stack.name}` can run has `{words}`{note}: "
-        f"{_price(nearest, asked)}"
-    )
+    price = price_difference(nearest[1], None if asked is None else asked[1])
+    return NearestPlan(*nearest[:2], f"`{words}`{note}: {price}")
 
 
 def pinned_by(plan: Plan, request: ResolvedRequest) -> ResolvedRequest:
@@ -118,14 +132,13 @@ def _fastest(request: ResolvedRequest, graph: Graph, machine: Machine) -> Evalua
     return best[0] if best else None
 
 
-def _price(nearest: EvaluatedPlan, asked: EvaluatedPlan | None) -> str:
+def price_difference(prediction: Prediction, asked: Prediction | None) -> str:
     """How much more time and memory a plan takes than what was asked for."""
-    prediction = nearest[1]
     seconds, size = prediction.step_seconds, prediction.peaks[0].peak_bytes
     if asked is None:
         return f"{format_seconds(seconds)} a step, {format_bytes(size)} a device"
-    seconds -= asked[1].step_seconds
-    size -= asked[1].peaks[0].peak_bytes
+    seconds -= asked.step_seconds
+    size -= asked.peaks[0].peak_bytes
     return (
         f"{'-' if seconds < 0 else '+'}{format_seconds(abs(seconds))} a step, "
         f"{'-' if size < 0 else '+'}{format_bytes(abs(size))} a device"

@@ -111,6 +111,9 @@ class Stack(_StackTable):
     plans for it are only predicted."""
     similar_to: str | None = None
     """Stack whose constants this one starts from."""
+    constants_of: str | None = None
+    """Stack whose constants hold here too, but for those that are stated; its kernels are nearest.
+    """
     can: Capabilities = Capabilities()
     attention: AttentionKernel = "flash2"
     """Kernel of attention: `unfused` writes every score, `flash1` to `flash3` write none."""
@@ -183,7 +186,9 @@ class Stack(_StackTable):
     sources: dict[str, Source] = Field(default_factory=dict)
     """Source of each constant by its key, with the rows that it was fitted to."""
 
-    fingerprint_excludes: ClassVar[frozenset[str]] = frozenset({"sources", "about", "similar_to"})
+    fingerprint_excludes: ClassVar[frozenset[str]] = frozenset(
+        {"sources", "about", "similar_to", "constants_of"}
+    )
 
     def step_deviation(self, *, has_experts: bool) -> float | None:
         """Standard deviation of log(measured / predicted) of a model's steps, if any is known."""
