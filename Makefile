@@ -49,7 +49,7 @@ test-gpu: setup-test
 ENGINES := .venv-engines
 ENGINE_PIP = -m pip install --disable-pip-version-check --constraint constraints-engines.txt
 
-engines: $(ENGINES)/torchtitan/.ready $(ENGINES)/megatron-core/.ready
+engines: $(foreach name,torchtitan megatron-core deepspeed automodel,$(ENGINES)/$(name)/.ready)
 
 # Without its dependencies, of which the parser needs few.
 $(ENGINES)/torchtitan/.ready: constraints-engines.txt
@@ -61,6 +61,18 @@ $(ENGINES)/torchtitan/.ready: constraints-engines.txt
 $(ENGINES)/megatron-core/.ready: constraints-engines.txt
 	$(PYTHON) -m venv $(@D)
 	$(@D)/bin/python $(ENGINE_PIP) torch numpy megatron-core
+	touch $@
+
+$(ENGINES)/deepspeed/.ready: constraints-engines.txt
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python $(ENGINE_PIP) torch numpy setuptools wheel
+	$(@D)/bin/python $(ENGINE_PIP) --no-build-isolation deepspeed
+	touch $@
+
+$(ENGINES)/automodel/.ready: constraints-engines.txt
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python $(ENGINE_PIP) torch numpy pyyaml transformers==5.18.0 torchdata datasets
+	$(@D)/bin/python $(ENGINE_PIP) --no-deps nemo-automodel megatron-fsdp
 	touch $@
 
 # Those that are not installed are skipped.

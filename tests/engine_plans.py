@@ -130,6 +130,22 @@ def optimizer_plans(models: tuple[str, ...], *, stack: str) -> list[Plan]:
     return plans
 
 
+def flat_plans(engine: str) -> list[Plan]:
+    """Plans without a pipeline, over models, hosts, micro-batches and sharding."""
+    plans = []
+    for model, hosts, micro in product(("llama3-8b", "qwen3-30b-a3b"), (1, 4), (1, 2)):
+        for tensor, share in ((1, 1), (1, 2), (2, 1)) if engine != "deepspeed" else ((1, 1),) * 3:
+            degree = 8 * hosts // tensor // share
+            plans.append(
+                make_plan(
+                    model, stack=engine, hosts=hosts, tensor=tensor, micro=micro, reshard=True,
+                    sharding=(degree, degree), accumulation=2 + len(plans),
+                    recompute="full" if micro == 2 else "none",
+                )
+            )  # fmt: skip
+    return plans
+
+
 def engine_plans(engine: str) -> list[Plan]:
     """Twenty plans or more that an engine can say, dense and with experts, on 1 and 4 hosts."""
     dense = ("llama3-8b", "llama3-70b", "qwen3-30b-a3b")
@@ -137,6 +153,10 @@ def engine_plans(engine: str) -> list[Plan]:
         wide = make_plan(stack=engine, hosts=4, context=2, tensor=2, sharding=(8, 8))
         expert = make_plan("qwen3-30b-a3b", stack=engine, expert=8, sharding=(8, 8), reshard=True)
         return [*sharded_plans(dense, stack=engine), wide, expert]
+    if engine == "automodel":
+        return sharded_plans(dense, stack=engine)
+    if engine in ("accelerate", "transformers", "deepspeed"):
+        return flat_plans(engine)
     models = ("llama3-8b", "gpt3-13b", "mixtral-8x7b")
     expert = make_plan("mixtral-8x7b", stack=engine, expert=4, sharding=(1, 8))
     return [*optimizer_plans(models, stack=engine), expert]
@@ -153,6 +173,26 @@ def refused_plans(engine: str) -> list[tuple[str, Plan]]:
             ("sharding.of_context", make_plan(context=2)),
             ("parallel.schedule", make_plan(pipeline=2, schedule="zero-bubble")),
         ]
+    if engine == "automodel":
+        return [
+            ("sharding.kind", make_plan(sharding=(1, 8))),
+            ("recompute_layers", make_plan(sharding=(8, 8), recompute="full", count=4)),
+            ("precision", make_plan(sharding=(8, 8), precision="float16")),
+            ("sharding.of_context", make_plan(context=2)),
+            ("parallel.schedule", make_plan(pipeline=2, schedule="zero-bubble")),
+        ]
+    if engine in ("accelerate", "transformers", "deepspeed"):
+        return [
+            ("parallel.pipeline", make_plan(pipeline=2, sharding=(4, 4), reshard=True)),
+            ("recompute", make_plan(sharding=(8, 8), reshard=True, recompute="selective")),
+            ("recompute_layers", make_plan(sharding=(8, 8), recompute="full", count=4)),
+            ("precision", make_plan(sharding=(8, 8), precision="float8")),
+            (
+                ("parallel.expert", make_plan("mixtral-8x7b", expert=4, sharding=(8, 8)))
+                if engine == "accelerate"
+                else ("sharding.resharded", make_plan(sharding=(8, 8)))
+            ),
+        ]
     part = make_plan(pipeline=2, recompute="full", count=4)
     first = part.stages[0].model_copy(update={"recompute_layers": 2})
     return [
@@ -160,6 +200,10 @@ def refused_plans(engine: str) -> list[tuple[str, Plan]]:
         ("parallel.schedule", make_plan(pipeline=2, schedule="gpipe")),
         ("recompute_partial", make_plan(recompute="selective", count=4)),
         ("recompute_layers", part.model_copy(update={"stages": (first, *part.stages[1:])})),
-        ("model.attention_softcap", make_plan("gemma2-2b")),
+        (
+            ("model.attention_softcap", make_plan("gemma2-2b"))
+            if engine == "megatron-lm"
+            else ("precision", make_plan(precision="float64"))
+        ),
         ("moments", make_plan().model_copy(update={"moments": "int8"})),
     ]

@@ -13,8 +13,8 @@ from windlass.errors import WindlassError
 
 if TYPE_CHECKING:
     from windlass.api import (
-        KubernetesJob, Planned, RayJob, Run, SlurmJob, Sweep, TrackedRun, add_machine, annotate,
-        batch, bisect, capture, check, compare_machines, data_statistics, diff,
+        KubernetesJob, Planned, RayJob, Run, SlurmJob, Sweep, TrackedRun, add_machine, adopt,
+        annotate, batch, bisect, capture, check, compare_machines, data_statistics, diff,
         evaluate, export, find_machine, find_parent, fit, import_model, import_runs, init, judge,
         keys, largest_model, launch, load, load_language_model, load_sweep, make_request,
         measure_largest_model, merge_runs, mirror, models, noise, plan_recipe, probe,
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "KubernetesJob", "Planned", "RayJob", "Run", "SlurmJob", "Sweep", "TrackedRun", "WindlassError",
-    "add_machine", "annotate", "batch", "bisect", "capture", "check", "compare_machines",
+    "add_machine", "adopt", "annotate", "batch", "bisect", "capture", "check", "compare_machines",
     "data_statistics", "dataflow", "diff", "doctor", "evaluate", "export", "find_machine",
     "find_parent", "fit", "import_model", "import_runs", "init", "judge", "keys", "largest_model",
     "launch", "load", "load_language_model", "load_sweep", "machines", "make_request",

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 import windlass
+from engine_log_texts import megatron
 from engine_plans import make_plan
+from windlass import api
 from windlass.errors import InputErrors, RequestError
 from windlass.schema import Plan
 
@@ -84,3 +86,46 @@ def test_weights_have_no_nearest_plan_and_plans_no_masks(plan_file: Path, tmp_pa
         windlass.export(plan_file, to="torchtitan")
     with pytest.raises(RequestError, match="writes no weights"):
         windlass.export(plan_file, to="torchtitan", output=tmp_path, ema=True)
+
+
+def test_a_configuration_is_read_into_the_plan_that_it_was_written_from(
+    plan_file: Path, tmp_path: Path
+) -> None:
+    made = windlass.export(plan_file, to="megatron-lm", output=tmp_path / "out")
+
+    read, unread = api.plan_of_config(
+        made.folder, "megatron-lm", model="llama3-8b", machine="dgx-h100:1"
+    )
+
+    assert read == made.plan
+    assert not unread
+
+
+def test_a_log_becomes_a_run_with_a_prediction(plan_file: Path, tmp_path: Path) -> None:
+    made = windlass.export(plan_file, to="megatron-lm", output=tmp_path / "out")
+    step = made.prediction.step_seconds
+    log = tmp_path / "slurm.out"
+    log.write_text("".join(megatron(number, 1100 * step) for number in range(1, 40)))
+
+    run = windlass.adopt(log, stack="megatron-lm", plan=made.folder, root=tmp_path / "runs")
+    again = windlass.adopt(log, stack="megatron-lm", plan=made.folder, root=tmp_path / "runs")
+
+    assert (run.steps, run.change, again.change) == (39, "new", "unchanged")
+    assert run.seconds == pytest.approx(1.1 * step, rel=1e-2)
+    assert run.predicted_seconds == pytest.approx(step)
+    record = windlass.load(run.folder, root=tmp_path / "runs")
+    assert record.plan == made.plan
+    (row,) = windlass.runs(root=tmp_path / "runs")
+    assert row.predicted_seconds == pytest.approx(step)
+
+
+def test_an_adopted_run_is_judged_against_its_prediction(plan_file: Path, tmp_path: Path) -> None:
+    made = windlass.export(plan_file, to="megatron-lm", output=tmp_path / "out")
+    log = tmp_path / "slow.out"
+    slow = 3000 * made.prediction.step_seconds
+    log.write_text("".join(megatron(number, slow + number % 3) for number in range(1, 60)))
+    run = windlass.adopt(log, stack="megatron-lm", plan=made.folder, root=tmp_path / "runs")
+
+    verdict = windlass.judge(run.folder, root=tmp_path / "runs")
+
+    assert "slow" in str(verdict)

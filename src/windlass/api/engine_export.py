@@ -15,6 +15,7 @@ from windlass.distributed import ClusterJob, Scheduler, launch_texts
 from windlass.engines import (
     EngineFile,
     Translation,
+    callback_text,
     engine_versions,
     load_engine,
     plan_facts,
@@ -204,7 +205,7 @@ def hand_over(planned: Planned, engine: EngineFile, *, nearest: bool = False) ->
         raise PlanError(
             f"`{identity.name}` is no model of text that engines train; export `hf:DIR`"
         )
-    pricing = _Pricing.of(planned, engine, identity)
+    pricing = Pricing.of(planned, engine, identity)
     plan, changes = pricing.plan, []
     faults = tuple(capability_faults(plan, pricing.stack))
     if faults:
@@ -261,7 +262,7 @@ def _edited(plan: Plan, translation: Translation) -> Plan | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Pricing:
+class Pricing:
     """A plan with the graph and the machine as an engine's stack has them."""
 
     planned: Planned
@@ -271,7 +272,7 @@ class _Pricing:
     """Stack whose constants it has."""
 
     @classmethod
-    def of(cls, planned: Planned, engine: EngineFile, model: ModelIdentity) -> "_Pricing":
+    def of(cls, planned: Planned, engine: EngineFile, model: ModelIdentity) -> "Pricing":
         """Prices with the engine's constants; a model with experts as PyTorch's parts run it."""
         stack, name = load_stack(engine.name), engine.name
         if planned.graph.experts:
@@ -300,6 +301,10 @@ class _Pricing:
     def machine(self) -> Machine:
         """The machine, driven by the stack."""
         return self.planned.machine
+
+    def with_result(self, result: PlanningResult) -> Planned:
+        """The request with a plan of the stack."""
+        return replace(self.planned, result=result)
 
     def result(self, plan: Plan) -> PlanningResult:
         """Checks and predicts a plan."""
@@ -376,6 +381,8 @@ def _write(
         PREDICTION_FILE: json.dumps(prediction, indent=2) + "\n",
         TRANSLATION_FILE: _page(handover, numbers),
     }  # fmt: skip
+    if engine.logs_by_callback:
+        texts["windlass_log.py"] = callback_text()
     with storage_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
     plan.save(folder / PLAN_FILE)

@@ -9,7 +9,7 @@ The others are never imported: a plan becomes their configuration by a file of d
 (`NAME/VERSION.toml`), and a configuration becomes a plan by the same file.
 """
 
-from windlass.engines.engine_file import EngineFile, engine_versions, load_engine
+from windlass.engines.engine_file import EngineFile, callback_text, engine_versions, load_engine
 from windlass.engines.plan_facts import even_ranges, plan_facts, plan_of_facts, sayable_edit
 from windlass.engines.translation import (
     ReadConfig,
@@ -24,6 +24,7 @@ __all__ = [
     "ReadConfig",
     "Translation",
     "Unsayable",
+    "callback_text",
     "engine_versions",
     "even_ranges",
     "load_engine",

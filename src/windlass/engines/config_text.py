@@ -9,7 +9,7 @@ from typing import Any
 
 from windlass.errors import RequestError
 
-Value = bool | int | float | str | list[str]
+Value = bool | int | float | str | list[str] | list[list[str]]
 _MOST_KEYS, _MOST_DEPTH = 5000, 12
 _MOST_BYTES = 4 * 2**20
 """Largest configuration that is read; those of published runs have some kilobytes."""
@@ -36,7 +36,7 @@ def _words(content: Mapping[str, Value]) -> list[str]:
         if isinstance(value, str) and value.startswith(":"):
             last.append(key + value)
         elif isinstance(value, list):
-            words += [f"--{key}", *value]
+            words += [f"--{key}", *map(str, value)]
         elif value is True:
             words.append(f"--{key}")
         elif value is not False:
@@ -133,4 +133,9 @@ def _leaves(tree: Mapping[str, Any], prefix: str, depth: int = 0) -> Iterator[tu
         elif isinstance(value, bool | int | float | str):
             yield f"{prefix}{key}", value
         elif isinstance(value, list):
-            yield f"{prefix}{key}", [str(each) for each in value[:_MOST_KEYS]]
+            yield f"{prefix}{key}", [_item(each) for each in value[:_MOST_KEYS]]
+
+
+def _item(value: object) -> str:
+    """An item of a list, which may be a list of names itself."""
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)

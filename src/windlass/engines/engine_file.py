@@ -24,6 +24,8 @@ class StageTokens(Document):
     """Names of what follows the last block."""
     join: str
     """What stands between names of a stage."""
+    nested: bool = False
+    """Whether a stage is a list of names, not a word."""
     between: str | None = None
     """What stands between stages in one word; None gives each stage a word of its own."""
 
@@ -69,6 +71,8 @@ class EngineFile(Document):
     model: Literal["name", "fields", "folder"]
     """How the model is said: by a name of the engine's, by its sizes, or by a folder with a
     `config.json`, which is written too."""
+    logs_by_callback: bool = False
+    """Whether it logs no times, so that an export has a file that does."""
     fields: dict[str, Row]
     unknown: tuple[str, ...] = Field(min_length=1)
     """What Windlass does not know about this engine, a sentence each."""
@@ -92,6 +96,11 @@ def engine_versions() -> dict[str, tuple[str, ...]]:
         if folder.is_dir()
         and (versions := tuple(sorted((path.stem for path in folder.glob("*.toml")), key=_order)))
     }
+
+
+def callback_text() -> str:
+    """The text of `windlass_log.py`, which writes what `adopt` reads."""
+    return (_folder() / "windlass_log.py.txt").read_text(encoding="utf-8")
 
 
 def load_engine(name: str) -> EngineFile:

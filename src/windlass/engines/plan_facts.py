@@ -57,7 +57,9 @@ def _layout_facts(plan: Plan) -> dict[str, Fact]:
         "parallel.context": context,
         "parallel.expert": parallel.expert_degree,
         "parallel.expert_in_shard": degree * parallel.tensor % parallel.expert_degree == 0,
+        "parallel.expert_by_tensor": not parallel.expert or not parallel.expert % parallel.tensor,
         "parallel.sequence": parallel.tensor > 1,
+        "parallel.ranks": parallel.devices,
         "parallel.data": parallel.data,
         "parallel.schedule": parallel.schedule if is_piped else None,
         "parallel.virtual_stages": parallel.virtual_stages,
@@ -66,7 +68,9 @@ def _layout_facts(plan: Plan) -> dict[str, Fact]:
         "sharding.replicate": parallel.replicas // max(degree, context),
         "sharding.instances": parallel.replicas // sharding.optimizer if kind == "optimizer" else 1,
         "sharding.of_context": "whole" if not degree % context else "part",
+        "sharding.whole": sharding.optimizer in (1, parallel.replicas),
         "sharding.reshard": bool(sharding.reshard),
+        "sharding.resharded": kind != "parameters" or bool(sharding.reshard),
         "batch.sequence": batch.sequence,
         "batch.positions": batch.sequence,
         "batch.micro": batch.micro,
@@ -202,7 +206,9 @@ def _parallelism(said: Mapping[str, Fact], devices: int) -> Parallelism:
         counts["virtual_stages"] = max(1, len(stages) // counts["pipeline"])
     each = counts["pipeline"] * counts["tensor"] * counts["context"]
     shard = _count(said, "sharding.shard", least=-1) if "sharding.shard" in said else -1
-    if "sharding.replicate" in said and shard > 0:
+    if "parallel.data" in said:
+        data = _count(said, "parallel.data")
+    elif "sharding.replicate" in said and shard > 0:
         data = _count(said, "sharding.replicate") * shard
     elif devices % each:
         raise PlanError(
@@ -222,7 +228,7 @@ def _sharding(said: Mapping[str, Fact], replicas: int, context: int) -> Sharding
     shard = _count(said, "sharding.shard", least=-1) if "sharding.shard" in said else 1
     degree = shard * context if shard > 0 else replicas // _count(said, "sharding.replicate")
     kind = said.get("sharding.kind", "parameters" if degree > 1 else "none")
-    if kind == "optimizer":
+    if kind != "none" and "sharding.shard" not in said:
         degree = replicas // _count(said, "sharding.instances")
     return ShardingDegrees(
         parameters=degree if kind == "parameters" else 1,
@@ -294,14 +300,10 @@ def sayable_edit(plan: Plan, fact: str) -> Plan | None:
             for stage in plan.stages
         ]  # fmt: skip
         return plan.model_copy(update={"stages": tuple(stages)})
-    if fact in ("stages", "stages.even"):
-        ranges = even_ranges(last + 1, len(plan.stages))
-        stages = [
-            stage.model_copy(update={"phases": (each,)})
-            for stage, each in zip(plan.stages, ranges, strict=True)
-        ]
-        return plan.model_copy(update={"stages": tuple(stages)})
-    if fact in ("sharding.of_context", "parallel.expert_in_shard"):
+    if fact == "sharding.resharded":
+        reshard = plan.sharding.model_copy(update={"reshard": True})
+        return plan.model_copy(update={"sharding": reshard})
+    if fact in ("sharding.of_context", "sharding.whole", "parallel.expert_in_shard"):
         replicas = plan.parallel.replicas
         degrees = {"parameters": replicas, "optimizer": replicas}
         return plan.model_copy(update={"sharding": plan.sharding.model_copy(update=degrees)})

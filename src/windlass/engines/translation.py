@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from windlass.engines.config_text import config_text, read_config
+from windlass.engines.config_text import Value, config_text, read_config
 from windlass.engines.engine_file import EngineFile, Row, Scalar, StageTokens
 from windlass.engines.plan_facts import Fact, neutral
 
-Config = dict[str, dict[str, Scalar | list[str]]]
+Config = dict[str, dict[str, Value]]
 """Values by file and key."""
 
 
@@ -74,7 +74,7 @@ def _needs_no_word(name: str, value: Fact, engine: EngineFile) -> bool:
     return value == plain if known or name.startswith("model.") else True
 
 
-def _written(row: Row, value: Fact) -> dict[str, Scalar | list[str]] | None:
+def _written(row: Row, value: Fact) -> dict[str, Value] | None:
     """What a row writes for a value; None if the engine cannot say it."""
     if row.tokens is not None and isinstance(value, tuple):
         return {str(row.key): _stage_words(row.tokens, value)}
@@ -88,9 +88,11 @@ def _written(row: Row, value: Fact) -> dict[str, Scalar | list[str]] | None:
     return {} if row.key is None else {row.key: value}
 
 
-def _stage_words(tokens: StageTokens, stages: tuple[tuple[int, int], ...]) -> str | list[str]:
+def _stage_words(tokens: StageTokens, stages: tuple[tuple[int, int], ...]) -> Value:
     layers = stages[-1][1]
     names = [(tokens.first,), *((tokens.block.format(i),) for i in range(layers - 2)), tokens.last]
+    if tokens.nested:
+        return [list(sum(names[first:end], ())) for first, end in stages]
     words = [tokens.join.join(sum(names[first:end], ())) for first, end in stages]
     return words if tokens.between is None else tokens.between.join(words)
 
@@ -122,7 +124,7 @@ def read_engine_config(texts: Mapping[str, str], engine: EngineFile) -> ReadConf
     return ReadConfig(facts=facts, unread=tuple(unread))
 
 
-def _read(row: Row, content: Mapping[str, Scalar | list[str]]) -> Fact:
+def _read(row: Row, content: Mapping[str, Value]) -> Fact:
     if row.values is not None:
         keys = {key for written in row.values.values() for key in written}
         if not keys & set(content):
@@ -136,12 +138,12 @@ def _read(row: Row, content: Mapping[str, Scalar | list[str]]) -> Fact:
     value = content[row.key]
     if row.tokens is not None:
         return _stage_ranges(row.tokens, value)
-    return value if not isinstance(value, list) else " ".join(value)
+    return value if not isinstance(value, list) else " ".join(map(str, value))
 
 
-def _stage_ranges(tokens: StageTokens, value: Scalar | list[str]) -> Fact:
+def _stage_ranges(tokens: StageTokens, value: Value) -> Fact:
     """Ranges of layers that words for stages name."""
-    text = value if isinstance(value, list) else [str(value)]
+    text = [str(word) for word in value] if isinstance(value, list) else [str(value)]
     words = text if tokens.between is None else text[0].split(tokens.between)
     ranges, start = [], 0
     for index, word in enumerate(words):

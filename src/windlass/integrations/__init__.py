@@ -8,14 +8,23 @@ from windlass.integrations.harness import (
     Harness,
     task_names,
 )
+from windlass.integrations.imports.engine_logs import (
+    LogSize,
+    ReadLog,
+    load_log_format,
+    log_formats,
+    read_log,
+)
 from windlass.integrations.portable_run import (
     PortableRun,
+    clean_text,
 )
 from windlass.integrations.run_import import (
     TRACKERS,
     ImportedRun,
     ImportedRuns,
     import_runs,
+    write_run,
 )
 from windlass.integrations.run_mirror import (
     MIRRORS,
@@ -33,11 +42,18 @@ __all__ = [
     "Harness",
     "ImportedRun",
     "ImportedRuns",
+    "LogSize",
     "Mirror",
     "PortableRun",
+    "ReadLog",
     "TrackedRun",
+    "clean_text",
     "import_runs",
     "init",
+    "load_log_format",
+    "log_formats",
     "mirror_run",
+    "read_log",
     "task_names",
+    "write_run",
 ]

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Literal, SupportsFloat, cast
 from uuid import UUID
 
+from windlass.document import Document
 from windlass.errors import RequestError, is_text
 from windlass.schema import ConfigScalar, ConfigValue, RunState
 from windlass.tracking import JournalRow, calendar_time, without_secrets
@@ -50,6 +51,10 @@ class PortableRun:
     """What else its tracker knows, such as `host` and `commit`."""
     left_out: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     """How many things of each kind were not taken over."""
+    documents: Mapping[str, Document] = field(default_factory=lambda: MappingProxyType({}))
+    """Further files of the run folder, such as its plan and what is predicted of it."""
+    meta: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
+    """Further fields of the opening event."""
 
     @property
     def start(self) -> float:

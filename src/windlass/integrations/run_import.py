@@ -201,6 +201,16 @@ def _folders_by_id(root: Path) -> dict[str, Path]:
     return folders
 
 
+def write_run(run: PortableRun, root: Path) -> ImportedRun:
+    """Writes one run as a folder under `root`; writing it twice changes nothing.
+
+    Raises:
+        RecordError: it has more than a journal can hold.
+        StorageError: `root` cannot be written.
+    """
+    return _write_run(run, root, _folders_by_id(root).get(run.id))
+
+
 def _write_run(run: PortableRun, root: Path, present: Path | None) -> ImportedRun:
     """Writes one run to a folder aside, and moves what is new or has changed to its place."""
     with storage_errors(root):
@@ -221,10 +231,12 @@ def _write_run(run: PortableRun, root: Path, present: Path | None) -> ImportedRu
 
 def _write_files(run: PortableRun, folder: Path) -> None:
     """Writes a run folder whose bytes depend on the run only: all times in it are the run's own."""
-    RunConfig(values=dict(run.config)).save(folder / CONFIG_FILE)
+    documents = {CONFIG_FILE: RunConfig(values=dict(run.config)), **run.documents}
+    for name, document in documents.items():
+        document.save(folder / name)
     with JournalWriter(journal_path(folder, 0, 1)) as journal:
         journal.append_event("meta", {"time": run.start, **_meta(run)})
-        seal = {CONFIG_FILE: hash_file(folder / CONFIG_FILE)}
+        seal = {name: hash_file(folder / name) for name in documents}
         journal.append_event("seal", {"time": run.start, "files": seal})
         try:
             for row in run.rows:
@@ -263,6 +275,7 @@ def _meta(run: PortableRun) -> dict[str, object]:
         "group": run.group,
         "machine": run.facts.get("host"),
         "facts": dict(run.facts),
+        **run.meta,
     }
     return {key: value for key, value in meta.items() if value not in (None, "", [], {})}
 

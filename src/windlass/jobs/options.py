@@ -83,8 +83,8 @@ class RequestOptions:
     """Device memory budget, such as `4GiB`; all of the device's memory if not given."""
     stack: str | None = None
     """Software whose run is planned and predicted (`windlass stacks` lists them), or a `.toml` file
-    of your own; if not given, Windlass's own runtime, or `torch` where `train` and `launch` run a
-    plan for several GPUs."""
+    of your own; for `plan` also `all`, a table over the engines of others. If not given, Windlass's
+    own runtime, or `torch` where `train` and `launch` run a plan for several GPUs."""
     margin: str | None = None
     """What a chosen plan bears, `5%` if not given: so much device memory stays free, and links so
     much slower do not favour another plan; 0 chooses the proved fastest plan."""

@@ -21,6 +21,7 @@ from windlass.atomic_files import require_output_file
 from windlass.cli.console import (
     ProgressBars,
     console,
+    print_answer,
     print_bullets,
     print_json,
     print_line,
@@ -76,6 +77,7 @@ def plan(
     *overrides: str,
     on: str | None = None,
     options: ExplainedPlanOptions = EXPLAINED_PLAN,
+    from_config: Path | None = None,
     runners_up: Flag = False,
     out: Path | None = None,
     drawing: DrawingOptions = _NO_DRAWING,
@@ -95,6 +97,8 @@ def plan(
             lists all.
         on: The machine (`windlass machines` lists them), `NAME:N` for N hosts; `here` if not given.
         options: Device memory budget, request file, and a plan file in place of a search.
+        from_config: The configuration of an engine, a folder or its main file: the plan that it
+            describes in place of a search, for `--stack ENGINE` and `--on MACHINE`.
         runners_up: Also show the plans that lost, why, and those that do not fit.
         out: Write the plan to this TOML file too.
         drawing: What to draw, and where.
@@ -107,9 +111,12 @@ def plan(
         api.require_trace_file(trace)
     if out is not None:
         require_output_file(out)
+    if options.stack == api.EVERY_ENGINE:
+        _print_engines(model, overrides, options, on, as_json=as_json)
+        return
     with ProgressBars() as progress:
-        planned = build_plan(model, overrides, options, machine=on, progress=progress)
-    print_notes((*planned.notes, *([_KEPT] if planned.is_kept else ())))
+        planned, unread = _find_plan(from_config, model, overrides, options, on, progress)
+    print_notes((*unread, *planned.notes, *([_KEPT] if planned.is_kept else ())))
     chosen, prediction, explanation = (
         planned.plan,
         planned.prediction,
@@ -139,6 +146,42 @@ def plan(
         _print_reasons(planned, explanation)
     if runners_up:
         _print_alternatives(planned, explanation)
+
+
+def _print_engines(
+    model: str | None,
+    overrides: tuple[str, ...],
+    options: ExplainedPlanOptions,
+    machine: str | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Prints the best plan of every engine."""
+    with ProgressBars() as progress:
+        table = api.plan_on_engines(model, overrides, options, machine=machine, progress=progress)
+    print_answer(table, as_json=as_json)
+
+
+def _find_plan(
+    place: Path | None,
+    model: str | None,
+    overrides: tuple[str, ...],
+    options: ExplainedPlanOptions,
+    machine: str | None,
+    progress: api.Progress,
+) -> tuple[api.Planned, tuple[str, ...]]:
+    """The best plan, or the one that a configuration describes, and what was not read of that."""
+    if place is None:
+        return build_plan(model, overrides, options, machine=machine, progress=progress), ()
+    if options.stack is None or options.plan is not None:
+        raise RequestError(
+            "`--from-config` needs `--stack ENGINE`, whose configuration it is, and no `--plan`"
+        )
+    given, unread = api.plan_of_config(place, options.stack, model=model, machine=machine)
+    planned = api.plan(
+        None, *overrides, machine=machine, memory=options.memory, plan=given, progress=progress
+    )
+    return planned, unread
 
 
 def fit(
