@@ -4,7 +4,7 @@ from functools import cache
 from itertools import product
 
 from windlass.engines import even_ranges, plan_facts
-from windlass.engines.plan_facts import Fact
+from windlass.engines.flat_plan import Fact
 from windlass.jobs import NO_OBJECTS, capture, exported_config, find_machine
 from windlass.models import TransformerConfig
 from windlass.planner import resolve_defaults

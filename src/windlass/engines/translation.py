@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from windlass.engines.config_text import Value, config_text, read_config
 from windlass.engines.engine_file import EngineFile, Row, Scalar, StageTokens
-from windlass.engines.plan_facts import Fact, neutral
+from windlass.engines.flat_plan import Fact, neutral
 
 Config = dict[str, dict[str, Value]]
 """Values by file and key."""
