@@ -19,7 +19,7 @@ from windlass.engines import (
     engine_versions,
     load_engine,
     plan_facts,
-    sayable_edit,
+    sayable_edits,
     translate,
 )
 from windlass.errors import InputErrors, PlanError, RequestError
@@ -218,16 +218,15 @@ def hand_over(planned: Planned, engine: EngineFile, *, nearest: bool = False) ->
     translation = _translated(plan, planned, config, engine)
     if translation.unsayable:
         words = _words(translation, engine)
-        edited = _edited(plan, translation)
-        again = None if edited is None else _translated(edited, planned, config, engine)
+        edited = pricing.nearest_of(_edits(plan, translation, planned, config))
         keys = ", ".join(f"`{each.fact}`" for each in translation.unsayable)
-        if edited is None or again is None or again.unsayable:
+        if edited is None:
             raise InputErrors(words)
         price = pricing.difference(plan, edited, keys)
         if not nearest:
             raise InputErrors((*words, _offer(engine, price)))
         changes += [*words, f"written instead: {price}"]
-        plan, translation = edited, again
+        plan, translation = edited, _translated(edited, planned, config, engine)
     result = pricing.result(plan)
     return Handover(
         translation=translation, plan=plan, changes=tuple(changes),
@@ -253,12 +252,18 @@ def _words(translation: Translation, engine: EngineFile) -> tuple[str, ...]:
     )
 
 
-def _edited(plan: Plan, translation: Translation) -> Plan | None:
-    """The plan with all that cannot be said as every engine can say it; None if that is unknown."""
-    edited: Plan | None = plan
+def _edits(
+    plan: Plan, translation: Translation, planned: Planned, config: TransformerConfig
+) -> tuple[Plan, ...]:
+    """Plans with all that cannot be said as every engine can say it, which this one can say."""
+    plans: tuple[Plan, ...] = (plan,)
     for each in translation.unsayable:
-        edited = None if edited is None else sayable_edit(edited, each.fact)
-    return None if edited == plan else edited
+        plans = tuple(edit for one in plans for edit in sayable_edits(one, each.fact))
+    engine = translation.engine
+    return tuple(
+        one for one in dict.fromkeys(plans)
+        if one != plan and not _translated(one, planned, config, engine).unsayable
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -322,6 +327,14 @@ class Pricing:
                 return found
         return None
 
+    def nearest_of(self, plans: tuple[Plan, ...]) -> Plan | None:
+        """The fastest of some plans that fits; the last one if none does, None of none."""
+        priced = ((self.result(one).prediction, one) for one in plans)
+        fitting = [(found.step_seconds, one) for found, one in priced if found is not None]
+        if not fitting:
+            return plans[-1] if plans else None
+        return min(fitting, key=lambda pair: pair[0])[1]
+
     def difference(self, plan: Plan, edited: Plan, words: str) -> str:
         """What another plan has in place of this one, and its price beside it."""
         asked, found = self.result(plan).prediction, self.result(edited).prediction
@@ -366,7 +379,7 @@ def _write(
     job = ClusterJob(
         parallelism=plan.parallel, folder=folder.absolute(), run_id=plan.label,
         nodes=-(-devices // per_node), per_node=per_node, device_kind=machine.device.kind,
-        command=engine.command, arguments=arguments,
+        command=f"{engine.starter}\n{engine.place}\n{engine.command}", arguments=arguments,
     )  # fmt: skip
     scripts = launch_texts(job, scheduler)
     numbers = prediction_numbers(handover.prediction, plan)

@@ -71,7 +71,8 @@ class ClusterJob:
     device_kind: str
     """torch's name for the type of device."""
     command: str | None = None
-    """What torchrun starts on each rank, of another engine; None runs Windlass itself."""
+    """What starts another engine on a host: its starter, its options for one of several hosts, and
+    what it runs, a line each; None runs Windlass itself."""
     arguments: str | None = None
     """File beside the script whose lines are `"$@"` in the command."""
 
@@ -168,21 +169,22 @@ exec "$PYTHON" -P -m windlass host "$RUN" \\
 
 def _engine_lines(job: ClusterJob) -> str:
     """Lines that start the ranks of another engine on this host, from the folder of the script."""
-    place = ""
+    starter, place, command = str(job.command).splitlines()
+    starter = starter.replace("PER_NODE", str(job.per_node)).replace("NODES", str(job.nodes))
+    port, lines = "", (starter, command)
     if job.nodes > 1:
-        place = f''' \\
-    --node-rank "$NODE_RANK" --master-addr "$HEAD" --master-port "${{PORT:-{job.port}}}"'''
+        port, lines = f'PORT="${{PORT:-{job.port}}}"\n', (starter, place, command)
     words = ""
     if job.arguments is not None:
         words = f"""\
 set --
 while IFS= read -r WORD; do set -- "$@" "$WORD"; done < "$RUN/{job.arguments}"
 """
+    start = " \\\n    ".join(lines)
     return f"""\
 RUN="$(cd -- "$(dirname -- "$0")" && pwd -P)"
-{words}cd -- "$RUN"
-exec "${{TORCHRUN:-torchrun}}" --nnodes {job.nodes} --nproc-per-node {job.per_node}{place} \\
-    {job.command}
+{port}{words}cd -- "$RUN"
+exec {start}
 """
 
 

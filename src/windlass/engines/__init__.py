@@ -10,7 +10,7 @@ The others are never imported: a plan becomes their configuration by a file of d
 """
 
 from windlass.engines.engine_file import EngineFile, callback_text, engine_versions, load_engine
-from windlass.engines.flat_plan import even_ranges, plan_facts, plan_of_facts, sayable_edit
+from windlass.engines.flat_plan import even_ranges, plan_facts, plan_of_facts, sayable_edits
 from windlass.engines.translation import (
     ReadConfig,
     Translation,
@@ -31,6 +31,6 @@ __all__ = [
     "plan_facts",
     "plan_of_facts",
     "read_engine_config",
-    "sayable_edit",
+    "sayable_edits",
     "translate",
 ]

@@ -63,8 +63,12 @@ class EngineFile(Document):
     """Where the keys were read."""
     checked: Literal["parser", "schema"]
     """Whether exports are tested by the engine's own parser, or against its recorded fields."""
+    starter: str = '"${TORCHRUN:-torchrun}" --nnodes NODES --nproc-per-node PER_NODE'
+    """What starts the ranks of a host; NODES and PER_NODE stand for their numbers."""
+    place: str = '--node-rank "$NODE_RANK" --master-addr "$HEAD" --master-port "$PORT"'
+    """Its options on one of several hosts."""
     command: str
-    """What torchrun starts on each rank; `"$@"` are the words of an `.args` file."""
+    """What it starts on each rank; `"$@"` are the words of an `.args` file."""
     files: dict[str, dict[str, Scalar]]
     """Files of the configuration, each with what is the same in all of them; the first holds every
     field whose row names none."""

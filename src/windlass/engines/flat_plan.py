@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Set as AbstractSet
 from dataclasses import asdict
+from typing import get_args
 
 from windlass.engines.engine_file import Scalar
 from windlass.errors import PlanError
@@ -13,6 +14,7 @@ from windlass.schema import (
     ModelIdentity,
     Parallelism,
     Plan,
+    Recompute,
     ShardingDegrees,
     Stage,
     TrainSettings,
@@ -286,20 +288,29 @@ def _count(facts: Mapping[str, Fact], name: str, *, least: int = 1) -> int:
     return value
 
 
-def sayable_edit(plan: Plan, fact: str) -> Plan | None:
-    """A plan as near that says a fact as every engine can; None if there is none."""
-    last = plan.stages[-1].end_layer - 1
-    if fact in ("recompute_layers", "recompute_partial", "recompute_rest"):
-        stages = [
-            stage.model_copy(
-                update={
-                    "recompute": plan.recompute if stage.first_layer < last else "none",
-                    "recompute_layers": None, "recompute_rest": None,
-                }
-            )
-            for stage in plan.stages
-        ]  # fmt: skip
-        return plan.model_copy(update={"stages": tuple(stages)})
+def sayable_edits(plan: Plan, fact: str) -> tuple[Plan, ...]:
+    """Plans as near that say a fact as every engine can; none if there is none."""
+    if fact in ("recompute", "recompute_layers", "recompute_partial", "recompute_rest"):
+        return tuple(_recomputing_all(plan, mode) for mode in get_args(Recompute))
+    edited = _edited(plan, fact)
+    return () if edited is None else (edited,)
+
+
+def _recomputing_all(plan: Plan, mode: Recompute) -> Plan:
+    """The plan with all blocks recomputed in one way."""
+    layers, stages = plan.stages[-1].end_layer, []
+    for stage in plan.stages:
+        has_blocks = max(stage.first_layer, 1) < min(stage.end_layer, layers - 1)
+        way = {"recompute": mode if has_blocks else "none"}
+        whole = {"recompute_layers": None, "recompute_rest": None}
+        stages.append(stage.model_copy(update=way | whole))
+    return plan.model_copy(update={"stages": tuple(stages)})
+
+
+def _edited(plan: Plan, fact: str) -> Plan | None:
+    if fact == "parallel.schedule":
+        parallel = plan.parallel.model_copy(update={"schedule": "1f1b"})
+        return plan.model_copy(update={"parallel": parallel})
     if fact == "sharding.resharded":
         reshard = plan.sharding.model_copy(update={"reshard": True})
         return plan.model_copy(update={"sharding": reshard})
