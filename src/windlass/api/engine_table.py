@@ -6,10 +6,11 @@ from dataclasses import dataclass, replace
 from rich.console import RenderableType
 
 from windlass.answer import Answers, word_table
+from windlass.api.engine_export import hand_over
 from windlass.engines import engine_versions, load_engine
 from windlass.errors import WindlassError
 from windlass.jobs import PlanOptions, Progress, build_plan
-from windlass.report import parallel_degrees
+from windlass.program import describe_degrees
 from windlass.units import format_bytes, format_seconds
 
 EVERY_ENGINE = "all"
@@ -18,7 +19,7 @@ EVERY_ENGINE = "all"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnginePlan:
-    """The best plan of one engine; what stands in the way where there is none."""
+    """The best plan that one engine can say."""
 
     engine: str
     """Name and version."""
@@ -27,6 +28,7 @@ class EnginePlan:
     tokens_per_second_per_device: float | None = None
     peak_bytes: int | None = None
     obstacle: str = ""
+    """What the planner's own choice had that the engine cannot say, or why there is no plan."""
 
     def row(self) -> tuple[str, ...]:
         """Its cells."""
@@ -34,7 +36,7 @@ class EnginePlan:
             return self.engine, "–", "–", "–", self.obstacle
         speed = f"{self.tokens_per_second_per_device:.0f}"
         step, peak = format_seconds(self.step_seconds), format_bytes(self.peak_bytes)
-        return self.engine, step, speed, peak, str(self.plan)
+        return self.engine, step, speed, peak, ". ".join(filter(None, (self.plan, self.obstacle)))
 
 
 class EngineTable(Answers[EnginePlan]):
@@ -78,16 +80,17 @@ def _planned(
     machine: str | None,
     progress: Progress | None,
 ) -> EnginePlan:
-    label = load_engine(name).label
+    engine = load_engine(name)
     try:
         planned = build_plan(
             model, overrides, replace(options, stack=name), machine=machine, progress=progress
         )
-        plan, prediction = planned.plan, planned.prediction
+        handover = hand_over(planned, engine, nearest=True)
     except WindlassError as error:
-        return EnginePlan(engine=label, obstacle=str(error).partition("\n")[0])
+        return EnginePlan(engine=engine.label, obstacle=str(error).partition("\n")[0])
+    plan, prediction = handover.plan, handover.prediction
     return EnginePlan(
-        engine=label, plan=parallel_degrees(plan), step_seconds=prediction.step_seconds,
+        engine=engine.label, plan=describe_degrees(plan), step_seconds=prediction.step_seconds,
         tokens_per_second_per_device=prediction.tokens_per_second / plan.parallel.devices,
-        peak_bytes=prediction.peaks[0].peak_bytes,
+        peak_bytes=prediction.peaks[0].peak_bytes, obstacle="; ".join(handover.changes),
     )  # fmt: skip
