@@ -56,7 +56,9 @@ def translate(facts: Mapping[str, Fact], engine: EngineFile) -> Translation:
             continue
         written = _written(row, value)
         if written is None:
-            unsayable.append(Unsayable(fact=name, value=value, because=row.because))
+            words = ", ".join(row.values or map(str, row.only or ()))
+            because = row.because or f"`{engine.label}` says {words} alone"
+            unsayable.append(Unsayable(fact=name, value=value, because=because))
             continue
         file = row.file or engine.main_file
         config.setdefault(file, {}).update(written)

@@ -162,7 +162,10 @@ def _lines(path: Path, left_out: Counter[str]) -> Iterator[str]:
                 if read > _MOST_BYTES:
                     raise RecordError(f"`{path}` is larger than {_MOST_BYTES >> 30} GiB; cut it")
                 if len(line) > _MOST_LINE:
-                    left_out["lines that are too long"] += not line.endswith(b"\n")
+                    left_out["lines that are too long"] += 1
+                    while line and not line.endswith(b"\n"):
+                        line = file.readline(_MOST_LINE)  # noqa: PLW2901  its rest is passed over
+                        read += len(line)
                     continue
                 yield _ANSI.sub("", line.decode(errors="replace"))
     except OSError as error:
