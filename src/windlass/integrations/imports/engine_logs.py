@@ -164,7 +164,7 @@ def _lines(path: Path, left_out: Counter[str]) -> Iterator[str]:
                 if len(line) > _MOST_LINE:
                     left_out["lines that are too long"] += 1
                     while line and not line.endswith(b"\n"):
-                        line = file.readline(_MOST_LINE)  # noqa: PLW2901  its rest is passed over
+                        line = file.readline(_MOST_LINE)
                         read += len(line)
                     continue
                 yield _ANSI.sub("", line.decode(errors="replace"))
