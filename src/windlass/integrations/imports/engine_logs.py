@@ -191,8 +191,8 @@ def _line_steps(path: Path, form: LogFormat, left_out: Counter[str]) -> Iterator
             for name, value in _found(later, line).items():  # of several ranks the fullest counts
                 last.values[name] = max(value, last.values.get(name, value))
         # Writers that share a stream may put two records into one line.
-        ends = [match.start() for match in starts[1:]]
-        for start, end in zip(starts, [*ends, len(line)], strict=True):
+        ends = [*(match.start() for match in starts[1:]), len(line)][: len(starts)]
+        for start, end in zip(starts, ends, strict=True):
             first = 0 if start is starts[0] else start.start()
             values = _found(patterns, line[first:end])
             if not set(form.needs) <= set(values):
