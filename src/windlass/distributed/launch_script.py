@@ -171,9 +171,9 @@ def _engine_lines(job: ClusterJob) -> str:
     """Lines that start the ranks of another engine on this host, from the folder of the script."""
     starter, place, command = str(job.command).splitlines()
     starter = starter.replace("PER_NODE", str(job.per_node)).replace("NODES", str(job.nodes))
-    port, lines = "", (starter, command)
+    port, lines = "", [starter, command]
     if job.nodes > 1:
-        port, lines = f'PORT="${{PORT:-{job.port}}}"\n', (starter, place, command)
+        port, lines = f'PORT="${{PORT:-{job.port}}}"\n', [starter, place, command]
     words = ""
     if job.arguments is not None:
         words = f"""\
