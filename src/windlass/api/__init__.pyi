@@ -1,8 +1,8 @@
 from windlass.answer import Answer, Bullets, json_text, word_table
-from windlass.api.engine_table import EVERY_ENGINE, plan_on_engines
-from windlass.api.engine_config import plan_of_config
-from windlass.api.adoption import AdoptedRun, adopt
-from windlass.api.engine_export import EngineExport, export
+from windlass.api.engines.engine_table import EVERY_ENGINE, plan_on_engines
+from windlass.api.engines.engine_config import plan_of_config
+from windlass.api.engines.adoption import AdoptedRun, adopt
+from windlass.api.engines.engine_export import EngineExport, export
 from windlass.api.commands import Fit, evaluate_tables, fit, validate
 from windlass.api.compare import ALL_MACHINES, batch, compare_machines, sparse_speedup
 from windlass.api.layer_dataflow import Dataflow, dataflow

@@ -77,7 +77,7 @@ _COMMANDS = {
         "sync": "record.store:sync",
         "mirror": "api.exchange.mirror",
         "import-runs": "api.exchange.import_runs",
-        "adopt": "api.adoption.adopt",
+        "adopt": "api.engines.adoption.adopt",
     },
     "Names and machines": {
         "keys": "api.names.keys",

@@ -11,7 +11,7 @@ from rich.console import RenderableType
 
 from windlass import planner
 from windlass.answer import Answer
-from windlass.api.engine_handover import Pricing
+from windlass.api.engines.engine_handover import Pricing
 from windlass.document import Document
 from windlass.engines import engine_versions, load_engine
 from windlass.errors import RecordError, RequestError

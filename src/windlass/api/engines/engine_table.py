@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from rich.console import RenderableType
 
 from windlass.answer import Answers, word_table
-from windlass.api.engine_handover import hand_over
+from windlass.api.engines.engine_handover import hand_over
 from windlass.engines import engine_versions, load_engine
 from windlass.errors import WindlassError
 from windlass.jobs import PlanOptions, Progress, build_plan

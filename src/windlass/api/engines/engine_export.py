@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import RenderableType
 
 from windlass.answer import Answer
-from windlass.api.engine_handover import Handover, hand_over
+from windlass.api.engines.engine_handover import Handover, hand_over
 from windlass.atomic_files import atomic_write, storage_errors
 from windlass.distributed import ClusterJob, Scheduler, launch_texts
 from windlass.engines import (

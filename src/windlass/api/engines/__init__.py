@@ -1,0 +1,1 @@
+"""Plans to the engines of others, their configurations and their logs back."""
