@@ -84,6 +84,9 @@ def prove(model_type: str, way: Way, folder: Path) -> dict[str, float]:
 def plain_losses(model: Any, inputs: Tensor, targets: Tensor) -> list[float]:  # noqa: ANN401
     """The losses of a plain loop, which changes the model."""
     inputs = inputs.to(model.dtype) if inputs.is_floating_point() else inputs
+    if model.dtype == torch.float64 and any(hasattr(m, "has_gate") for m in model.modules()):
+        # Grouped products of torch have no float64.
+        model.set_experts_implementation("eager")
     optimizer = torch.optim.AdamW(
         model.train().parameters(), lr=RATE, betas=(0.9, 0.95), eps=1e-8, weight_decay=0
     )

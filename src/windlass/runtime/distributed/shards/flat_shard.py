@@ -268,7 +268,13 @@ class LayerShard:
             name=self.name,
             owned=tuple(owned),
             frozen=tuple(frozen),
-            used=tuple(by_name[tied_weights.get(name, name)] for name in self.shapes),
+            # A weight with two names in one layer is taken once, as its template takes it.
+            used=tuple(
+                by_name[owner]
+                for name in self.shapes
+                for owner in (tied_weights.get(name, name),)
+                if owner == name or not owner.startswith(f"{self.name}.")
+            ),
             buffers=self._buffers,
             persistent_buffers=self.persistent_buffers,
         )
