@@ -79,7 +79,6 @@ class RankLost(RunBroken):
 
     Args:
         message: which rank, at which instruction, and how.
-        rank: global rank that is lost.
         permanent: whether it was killed, and does not only hang.
     """
 

@@ -152,8 +152,6 @@ class _Workers:
     """Processes that run checks together; closing kills those that still run.
 
     Args:
-        arguments: the arguments of each process.
-        folder: receives their error streams.
         threads: among how many processes the cores are shared; None sets nothing.
     """
 

@@ -145,9 +145,6 @@ class Dialogue:
     """A conversation with the model of a run, turn by turn.
 
     Args:
-        language: the model.
-        template: renders what was said.
-        drawing: how answers are drawn.
         system: the system prompt; empty is none.
     """
 

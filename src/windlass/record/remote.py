@@ -34,9 +34,6 @@ _CONFLICT, _TOO_LARGE = 409, 413
 class ObjectStore:
     """Runs below a URL that fsspec opens: `s3://bucket/runs`, `gs://`, `sftp://`, `memory://`.
 
-    Args:
-        url: where the run folders lie.
-
     Raises:
         RecordError: fsspec or its package for this protocol is missing, or the store refuses.
     """

@@ -182,9 +182,6 @@ class FolderStore:
     Links, devices and names that no page could show are left out, as are runs whose id cannot be
     read; `warnings` tells of them.
 
-    Args:
-        root: the folder; made when the first run is added.
-
     Raises:
         RecordError: it is a file, or a run in it is of a newer Windlass.
     """

@@ -82,11 +82,7 @@ def open_store(place: str, *, token: str | None = None) -> Store:
 
 
 class SyncReceiver:
-    """What a server does with the files that other sites send, so that none is lost here.
-
-    Args:
-        root: the folder that holds the runs.
-    """
+    """What a server does with the files that other sites send, so that none is lost here."""
 
     def __init__(self, root: Path) -> None:
         self._root = root

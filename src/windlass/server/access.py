@@ -101,12 +101,7 @@ class Access:
 
 
 class Guard:
-    """Answers requests that may not reach the application, and puts safe headers on all answers.
-
-    Args:
-        app: the application.
-        access: what a request needs.
-    """
+    """Answers requests that may not reach the application, and puts safe headers on all answers."""
 
     def __init__(self, app: ASGIApp, access: Access) -> None:
         self._app = app

@@ -34,14 +34,7 @@ _MOST_SAVED = 40
 
 
 class RecordServer:
-    """The application that serves the runs under a folder. Use it as a context manager.
-
-    Args:
-        root: the folder that holds the run folders.
-        catalog: their catalogue.
-        access: who may ask.
-        analyses: differences and verdicts.
-    """
+    """The application that serves the runs under a folder. Use it as a context manager."""
 
     def __init__(self, root: Path, catalog: Catalog, access: Access, analyses: Analyses) -> None:
         self._access = access

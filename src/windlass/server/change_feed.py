@@ -29,11 +29,7 @@ class Changes(NamedTuple):
 
 
 class ChangeFeed:
-    """Refreshes a catalogue in a thread of its own. Close it, or use it as a context manager.
-
-    Args:
-        catalog: the catalogue.
-    """
+    """Refreshes a catalogue in a thread of its own. Close it, or use it as a context manager."""
 
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog

@@ -21,12 +21,7 @@ _LISTS, _FLAGS = ("tags", "remove"), ("archived", "broken")
 
 
 class AnnotationAnswers:
-    """Takes tags, notes, and what is archived or broken.
-
-    Args:
-        runs: finds runs.
-        feed: tells others that a run has changed.
-    """
+    """Takes tags, notes, and what is archived or broken."""
 
     def __init__(self, runs: RunAnswers, feed: ChangeFeed) -> None:
         self._runs, self._feed = runs, feed
@@ -52,12 +47,7 @@ class AnnotationAnswers:
 
 
 class SyncAnswers:
-    """Takes and gives the files of runs, as `windlass sync` asks.
-
-    Args:
-        receiver: checks each file and writes it.
-        feed: tells others that a run has changed.
-    """
+    """Takes and gives the files of runs, as `windlass sync` asks."""
 
     def __init__(self, receiver: SyncReceiver, feed: ChangeFeed) -> None:
         self._receiver, self._feed = receiver, feed

@@ -90,10 +90,6 @@ class BoundedProtocol(H11Protocol):
     """HTTP/1.1 whose clients have a few seconds to send the head of a request.
 
     A client is a stranger until it has sent the token or the cookie.
-
-    Args:
-        access: who may ask.
-        strangers: the connections of all strangers.
     """
 
     head_seconds = _HEAD_SECONDS

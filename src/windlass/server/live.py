@@ -27,12 +27,7 @@ _MOST_STREAMS, _MOST_RUNS, _MOST_POINTS = 64, 50, 5_000
 
 
 class LiveAnswers:
-    """Sends what grows, to at most 64 pages at once.
-
-    Args:
-        catalog: the catalogue of the runs.
-        feed: tells which runs have changed.
-    """
+    """Sends what grows, to at most 64 pages at once."""
 
     def __init__(self, catalog: Catalog, feed: ChangeFeed) -> None:
         self._catalog, self._feed = catalog, feed

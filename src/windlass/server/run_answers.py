@@ -57,13 +57,7 @@ class Analyses(NamedTuple):
 
 
 class RunAnswers:
-    """Answers questions on runs.
-
-    Args:
-        catalog: the catalogue of the runs.
-        feed: tells which runs have changed.
-        analyses: differences and verdicts.
-    """
+    """Answers questions on runs."""
 
     def __init__(self, catalog: Catalog, feed: ChangeFeed, analyses: Analyses) -> None:
         self._catalog, self._feed, self._analyses = catalog, feed, analyses

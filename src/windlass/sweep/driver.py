@@ -111,8 +111,6 @@ class Driver:
 
     Args:
         folder: the sweep's files; the caller holds the driver's lock.
-        request: what is searched.
-        workplace: where its trials run.
         stop: polled; True lets all trials save and end.
         observe: called with how far the sweep is, whenever that changes.
     """

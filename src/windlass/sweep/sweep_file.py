@@ -169,12 +169,7 @@ class Trial(Document):
 
 
 class SweepFolder:
-    """The files of one sweep.
-
-    Args:
-        root: the folder that holds the run folders.
-        name: name of the sweep.
-    """
+    """The files of one sweep."""
 
     def __init__(self, root: Path, name: str) -> None:
         self.root = root

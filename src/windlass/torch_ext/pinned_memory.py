@@ -22,7 +22,6 @@ class PinnedMemory:
     """Page-aligned host memory, initially zero; `close` frees it.
 
     Args:
-        nbytes: size in bytes.
         device: the device whose copies it is pinned for; for a CPU it is not pinned.
 
     Raises:

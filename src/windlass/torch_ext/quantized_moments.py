@@ -101,11 +101,7 @@ def dither_key(seed: int, step: int, weight: str, part_index: int) -> int:
 
 
 class MomentCodec:
-    """Decodes and encodes parts of moments; holds buffers for one part, and the noise table.
-
-    Args:
-        device: device of the moments.
-    """
+    """Decodes and encodes parts of moments; holds buffers for one part, and the noise table."""
 
     def __init__(self, device: torch.device) -> None:
         noise = torch.rand(2 * PART_ELEMENTS, generator=torch.Generator().manual_seed(0))
@@ -242,12 +238,7 @@ _KEPT_BITS = -(2**16)
 
 
 class StochasticRounding:
-    """Rounds updated weights.
-
-    Args:
-        device: device of the weights.
-        seed: seed of the run.
-    """
+    """Rounds updated weights."""
 
     def __init__(self, device: torch.device, seed: int) -> None:
         self._seed = seed

@@ -87,11 +87,7 @@ def calendar_time(seconds: float) -> float:
 
 
 class JournalCursor:
-    """Reads a journal that is still being written, each time from where it ended before.
-
-    Args:
-        path: the journal.
-    """
+    """Reads a journal that is still being written, each time from where it ended before."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -34,7 +34,6 @@ class SystemMonitor:
     Nothing that it cannot measure or write ends the run.
 
     Args:
-        journal: the journal of a rank.
         first_seconds: time until the first row; later ones are up to ten times as far apart.
     """
 

@@ -49,9 +49,6 @@ class TemplateProcess:
     """Renders templates in a process of its own, which the kernel keeps within its limits.
 
     The process starts with the first template, since it takes a second.
-
-    Args:
-        limits: what it may take.
     """
 
     def __init__(self, limits: TemplateLimits) -> None:

@@ -195,10 +195,7 @@ class _Answer:
     follow; then the answer is found by what stands around another content in its place.
 
     Args:
-        render: the text of messages.
-        messages: all of them.
         turn: the answer's place in them.
-        text: that of all messages.
         special: texts of the tokens that no answer ends within.
     """
 

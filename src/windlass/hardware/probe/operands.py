@@ -31,7 +31,6 @@ class ColdMemory:
     """Hands out memory in turn, the part first that was used longest ago.
 
     Args:
-        dtype: of its numbers.
         device: where it is; an accelerator, whose caches are small, has one tensor at a time.
     """
 

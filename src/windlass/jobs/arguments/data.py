@@ -64,7 +64,6 @@ class _Items:
 
     Args:
         begin: returns an iterator over all of them.
-        length: their number.
     """
 
     def __init__(self, begin: Callable[[], Iterator[object]], length: int) -> None:

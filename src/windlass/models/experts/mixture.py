@@ -90,7 +90,6 @@ class MixtureOfExperts(nn.Module, TensorShardable):
 
     Args:
         config: a configuration with `experts`.
-        experts: the same `experts`.
     """
 
     def __init__(self, config: TransformerConfig, experts: ExpertConfig) -> None:

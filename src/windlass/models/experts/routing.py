@@ -45,7 +45,6 @@ class Router(Adaptable, GridShardable):
 
     Args:
         width: features d of a token.
-        config: number of experts, and how they are chosen.
         std: standard deviation of the weights that it begins with.
     """
 
@@ -133,7 +132,6 @@ class LoraRouter(Router, Adapted):
 
     Args:
         base: the router, whose weight and buffers it takes over under the same names.
-        rank: rank of the adapter.
         scale: what the adapter's output is multiplied with.
     """
 

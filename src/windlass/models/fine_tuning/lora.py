@@ -61,7 +61,6 @@ class LoraLinear(nn.Linear, Adapted):
 
     Args:
         base: the linear layer, whose weight and bias it takes over under the same names.
-        rank: rank of the adapter.
         scale: what the adapter's output is multiplied with.
         dropout: probability that an input of the adapter is dropped in training.
     """

@@ -12,11 +12,7 @@ from windlass.program.memory.values import GRADIENT_SUMS, Effect, TensorId
 
 
 class PassEffects:
-    """The effects of the passes of one stage.
-
-    Args:
-        tensors: tensors of the stage.
-    """
+    """The effects of the passes of one stage."""
 
     def __init__(self, tensors: StageTensors) -> None:
         self._tensors = tensors

@@ -38,10 +38,7 @@ class TrainingView:
     """The state of a run as a rich renderable; call `update` with each step.
 
     Args:
-        name: the model's name.
-        steps: requested number of steps.
         prediction: the prediction to compare with; None if there is none.
-        earlier_steps: steps of earlier attempts.
     """
 
     def __init__(

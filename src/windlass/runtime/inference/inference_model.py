@@ -82,8 +82,6 @@ class InferenceModel:
         stack: the model that the checkpoint belongs to.
         checkpoint: checkpoint to load the weights from, its shards merged; None keeps those that
             the model begins with.
-        precision: precision that layers compute in.
-        device: torch device name.
         phases: groups of layers that take turns in memory, whose weights are read from the
             checkpoint each time; 1 keeps all.
 

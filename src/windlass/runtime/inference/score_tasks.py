@@ -50,7 +50,6 @@ class ChoiceBatches:
     """Choices as batches of rows of similar length, so that little is padded.
 
     Args:
-        choices: at least one token each, and one before it.
         longest: most tokens that the model reads; None if it sets no limit.
         batch_tokens: most tokens of a batch, padding included, unless one row has more.
         multiple: rows have a multiple of so many tokens.

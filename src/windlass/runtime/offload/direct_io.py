@@ -46,7 +46,6 @@ class DirectFile:
     """An open file.
 
     Args:
-        path: the file; created if it does not exist and `write` is set.
         in_pages: whether whole pages are transferred, which direct I/O requires; otherwise any
             bytes, through the cache.
     """

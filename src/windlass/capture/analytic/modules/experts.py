@@ -31,7 +31,6 @@ class FeedForward:
     """The feed-forward branch, gated or not.
 
     Args:
-        scope: of the branch.
         divides: whether all ranks of a grid share its inner features, or only the rows do; None if
             that depends on it alone.
     """

@@ -15,11 +15,8 @@ class Column:
     """A column-parallel linear.
 
     Args:
-        scope: of the linear.
-        name: which of a block's it is.
         parts: features of all ranks, by part that is shared by itself.
         unit: features that stay together.
-        bias: whether it has one.
         divides: whether all ranks of a grid share its outputs, or only the rows do.
     """
 

@@ -22,7 +22,6 @@ class Norm:
     """The normalisation over d that the configuration asks for.
 
     Args:
-        scope: of the norm.
         full: whether each rank has all features, as in the first layer.
     """
 

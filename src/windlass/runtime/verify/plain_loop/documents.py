@@ -18,9 +18,6 @@ class PlainDocuments:
 
     What they do with the boundaries of documents themselves is never asked for: attention that
     sees a neighbour, or positions that go on in it, differ from this.
-
-    Args:
-        model: whose modules are changed.
     """
 
     def __init__(self, model: nn.Module) -> None:

@@ -280,7 +280,6 @@ class PlainExperts:
     """Computes each expert for all tokens, and weighs what it gives.
 
     Args:
-        model: whose mixtures are changed.
         batch: global batch in sequences, over which the balance loss is a mean.
     """
 
