@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 import windlass.hardware
 from windlass.errors import MachineError
 from windlass.hardware import catalog
-from windlass.hardware.number_sources import stated_numbers
+from windlass.hardware.machine_check import stated_numbers
 from windlass.schema.machine import Machine
 from windlass.schema.machine.provenance import source_of
 from windlass.schema.machine.rates import Curve

@@ -8,9 +8,9 @@ import pytest
 from windlass.cost.ring_bandwidth import ring_cost
 from windlass.errors import InputErrors
 from windlass.hardware import catalog
+from windlass.hardware.machine_check import stated_numbers
 from windlass.hardware.machine_draft import machine_text, new_machine
 from windlass.hardware.machine_questions import next_question
-from windlass.hardware.number_sources import stated_numbers
 from windlass.schema.machine import Link, Machine
 
 TODAY = "2026-11-22"

@@ -5,7 +5,7 @@ from .local_machine import (
 )  # fmt: skip
 from .machine_draft import machine_text, new_machine
 from .machine_questions import Question, answer_faults, name_fault, next_question
-from .number_sources import StatedNumber, stated_numbers
+from .machine_check import StatedNumber, stated_numbers
 from .probe.disk_and_network import CpuContention, available_memory_bytes
 from .probe.machine_parts import measure_parts
 from .probe.probe import probe_machine

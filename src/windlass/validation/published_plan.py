@@ -21,8 +21,7 @@ from windlass.schema import (
 )
 from windlass.stacks import load_stack
 from windlass.validation.csv_table import UnusableRow
-from windlass.validation.image_runs import image_model
-from windlass.validation.published_run import ModelShape, PublishedRun, RunConfig
+from windlass.validation.published_run import ModelShape, PublishedRun, RunConfig, image_model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,10 +16,16 @@ from windlass.validation.csv_table import (
     required_numbers,
     shown_cell,
 )
-from windlass.validation.image_runs import image_model, image_run_config, image_shape
 from windlass.validation.ipu_runs import ipu_run_config
 from windlass.validation.model_shapes import model_shape
-from windlass.validation.published_run import ModelShape, PublishedRun, RunConfig
+from windlass.validation.published_run import (
+    ModelShape,
+    PublishedRun,
+    RunConfig,
+    image_model,
+    image_run_config,
+    image_shape,
+)
 from windlass.validation.run_configs import run_configs
 
 _GIGABYTE, _GIB = 1e9, 2.0**30

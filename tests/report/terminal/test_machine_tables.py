@@ -3,7 +3,7 @@
 from report.made_runs import machine
 from report.rendering import render
 from windlass.hardware import catalog
-from windlass.hardware.number_sources import stated_numbers
+from windlass.hardware.machine_check import stated_numbers
 from windlass.report.terminal.machine_tables import MachinesTable, machine_table, numbers_table
 
 WIDTH = 80

@@ -1,6 +1,7 @@
 """A rank's rows of the vocabulary: token table, logits, and their loss."""
 
 from collections.abc import Sequence
+from functools import partial
 from math import prod
 
 from windlass.capture.analytic.autograd import attach, new_node, only
@@ -23,11 +24,11 @@ from windlass.capture.analytic.ops.elementwise import (
     sub,
     unary,
 )
-from windlass.capture.analytic.ops.lookups import embedding, gather_last
 from windlass.capture.analytic.ops.matrix_products import linear
 from windlass.capture.analytic.ops.reductions import amax_last, sum_all, sum_last
 from windlass.capture.analytic.ops.views import flatten, select, squeeze, stack, unsqueeze
 from windlass.capture.analytic.scope import Scope
+from windlass.capture.analytic.strides import Shape
 from windlass.capture.analytic.tensor import DTYPE_BYTES, Gradients, Needs, Tensor
 from windlass.capture.trace import FUSED_SOFTMAX
 from windlass.models import FusedLossSizes, ShardingRule
@@ -180,3 +181,39 @@ def _scaled(x: Tensor, factor: Tensor) -> Tensor:
     out = Tensor(x.tape, x.shape, x.dtype)
     x.tape.call("mul", [x, factor], [out])
     return out
+
+
+_SavedIndices = Sequence[Tensor]
+
+
+def embedding(table: Tensor, index: Tensor) -> Tensor:
+    """The rows of a table that an index picks."""
+    node = new_node((table,), partial(_embedding_backward, table.shape), [index])
+    out = Tensor(table.tape, (*index.shape, table.shape[1]), table.dtype)
+    table.tape.call("embedding", [(table, out.touched_bytes), index], [out])
+    return attach(node, out)
+
+
+def _embedding_backward(
+    shape: Shape, gradients: Gradients, saved: _SavedIndices, _: Needs
+) -> list[Tensor]:
+    gradient = only(gradients)
+    table = Tensor(gradient.tape, shape, gradient.dtype)
+    gradient.tape.call("embedding_dense_backward", [gradient, saved[0]], [table])
+    return [table]
+
+
+def gather_last(x: Tensor, index: Tensor) -> Tensor:
+    """The elements of the last dimension that an index picks."""
+    node = new_node((x,), _gather_backward, [x, index])
+    out = Tensor(x.tape, index.shape, x.dtype)
+    x.tape.call("gather", [(x, out.touched_bytes), index], [out])
+    return attach(node, out)
+
+
+def _gather_backward(gradients: Gradients, saved: _SavedIndices, _: Needs) -> list[Tensor]:
+    (x, index), gradient = saved, only(gradients)
+    full = Tensor(gradient.tape, x.shape, gradient.dtype)
+    gradient.tape.call("new_zeros", [gradient], [full])
+    gradient.tape.call("scatter_add", [full, index, gradient], [full])
+    return [full]
