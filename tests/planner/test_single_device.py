@@ -17,7 +17,7 @@ from windlass.planner.search.phase_bounds import (
     PhasePrices,
     min_step_seconds,
 )
-from windlass.planner.search.phase_search import TruncatedPlan
+from windlass.planner.search.truncated_plan import TruncatedPlan
 from windlass.planner.space.options import offload_tiers
 from windlass.planner.space.phase_space import (
     base_plans,

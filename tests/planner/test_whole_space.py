@@ -169,6 +169,37 @@ def whole_space(seed: int, *pins: str) -> None:
         found = choose_plan(asked.model_copy(update={"memory": budget}), graph, on)
         assert found.run_seconds is not None, (share, budget)
         assert found.run_seconds <= best * (1 + 1e-9), (share, budget)
+    refused = choose_plan(asked.model_copy(update={"memory": peaks[0] * 3 // 4}), graph, on)
+    assert refused.advice is None or refused.advice.needed_bytes <= peaks[0]
+
+
+def refusal(seed: int) -> None:
+    """Compares what a random request is said to need at least with what fits."""
+    chance = random.Random(seed)
+    graph, on = chance.choice(GRAPHS), machine(chance)
+    pins = chance.sample(PINS, k=chance.choice([0, 1, 2]))
+    asked = ("precision=float32", "compile=false", *pins)
+    try:
+        refused = choose_plan(request(*asked, "memory=400kB"), graph, on)
+    except WindlassError:
+        return  # No plan is legal.
+    if refused.advice is None or refused.advice.nearest_tiers:
+        return
+    nearest, needed = refused.advice.nearest, refused.advice.needed_bytes
+    assert predict_plan(nearest, graph, on).peaks[0].peak_bytes == needed
+    assert choose_plan(request(*asked, f"memory={needed}"), graph, on).fits, pins
+    assert not choose_plan(request(*asked, f"memory={needed - 1}"), graph, on).fits, pins
+
+
+@pytest.mark.parametrize("seed", [4, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_refusal_names_the_smallest_peak_that_fits(seed: int):
+    refusal(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(10, 120))
+def test_a_random_refusal_names_the_smallest_peak_that_fits(seed: int):
+    refusal(seed)
 
 
 def _keeps(plan: Plan, pins: tuple[str, ...]) -> bool:

@@ -44,6 +44,7 @@ from windlass.planner.space.pins import (
 from windlass.planner.space.plan_space import PlanSpace
 from windlass.program import plan_errors
 from windlass.schema import (
+    OWN_STACK,
     BatchRequest,
     Graph,
     Machine,
@@ -52,6 +53,7 @@ from windlass.schema import (
     Plan,
     ResolvedRequest,
     ShardingRequest,
+    Stage,
 )
 
 _MAX_RIVALS = 8
@@ -329,6 +331,8 @@ def _nothing_fits(
     if not infeasible:
         raise no_legal_plan(space, budget_bytes)
     infeasible.sort(key=lambda item: item.fullness(budget_bytes))
+    if looks_for_changes and not infeasible[0].tiers:
+        infeasible = [*_below(space, fastest, infeasible[0].peak_bytes, budget_bytes), *infeasible]
     return PlanningResult(
         plan=None,
         prediction=None,
@@ -338,6 +342,31 @@ def _nothing_fits(
         ),
         evaluated=fastest.evaluated + len(infeasible),
     )
+
+
+def _below(
+    space: PlanSpace, fastest: FastestPlans, peak_bytes: int, budget_bytes: int
+) -> list[InfeasiblePlan]:
+    """The plan with the smallest peak of all that are open, unless none is below a known one.
+
+    A search proves that no plan is smaller. What it finds has as little recompute as its budget
+    holds, so the same plan with other recompute is often smaller still.
+    """
+    found: list[InfeasiblePlan] = []
+    graph, machine, request = space.graph, space.machine, space.request
+    while best := fastest_plans(space, peak_bytes - 1, findings=fastest.findings).best:
+        plan = best[0][0]
+        stages = tuple(Stage(phases=stage.phases) for stage in plan.stages)
+        bare = plan.model_copy(update={"stages": stages})
+        alike = [vary(bare, recompute=mode) for mode in (machine.stack or OWN_STACK).can.recompute]
+        smaller = [
+            infeasible_plan(each, graph, machine, budget_bytes)
+            for each in dict.fromkeys((plan, *alike))
+            if not any(broken_pins(request, each)) and not plan_errors(each, graph, machine)
+        ]
+        found = [min(smaller, key=lambda each: each.peak_bytes)]
+        peak_bytes = found[0].peak_bytes
+    return found
 
 
 def _smallest(

@@ -3,11 +3,13 @@
 import random
 import re
 from functools import cache
+from math import inf
 
+import numpy as np
 import pytest
 
 from factories import sharded_graph, tiny_graph, tiny_machine
-from windlass.cost import ArrayClock, InstructionCosts
+from windlass.cost import ArrayClock, InstructionCosts, LayerConfig
 from windlass.cost.predict import predict_plan
 from windlass.planner.choose import choose_plan
 from windlass.planner.explain import explain_result
@@ -16,9 +18,11 @@ from windlass.planner.search.bounds import ConfigBounds
 from windlass.planner.search.phase_bounds import (
     PhaseMemory,
     PhasePrices,
+    chunked_seconds,
     min_step_seconds,
 )
-from windlass.planner.search.phase_search import PhaseSearch, PhaseSizes, TruncatedPlan
+from windlass.planner.search.phase_search import PhaseSearch, PhaseSizes
+from windlass.planner.search.truncated_plan import TruncatedPlan
 from windlass.planner.space.options import offload_tiers
 from windlass.planner.space.phase_space import (
     OffloadedState,
@@ -35,7 +39,7 @@ from windlass.program.validate_plan import plan_errors
 from windlass.program.verify.verify import verify_programs
 from windlass.schema.graph import Graph
 from windlass.schema.machine import Machine
-from windlass.schema.plan import Plan
+from windlass.schema.plan import Offload, Plan
 from windlass.schema.prediction import Prediction
 from windlass.schema.request import ResolvedRequest
 
@@ -171,9 +175,33 @@ def test_no_lower_bound_exceeds_its_plan(seed: int):
         moved = memory.offloaded_outputs(table) * both_ways if outputs else None
         least_seconds = min_step_seconds(plan, table, prices, moved)
         assert (least_seconds <= seconds).all(), plan
+        if plan.parallel.virtual_stages > 1:
+            assert chunked_seconds(plan, prices.clock) <= seconds, plan
         assert short.peak_bytes == budget, plan
+        assert short.least_peak_bytes <= budget, plan
         assert short.step_seconds <= seconds, plan
         assert short.whole_step_seconds == pytest.approx(prediction.step_seconds, rel=1e-9), plan
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_no_lower_bound_of_a_configuration_exceeds_its_plans(seed: int):
+    space, told = case(seed)
+    bounds = ConfigBounds(space, ArrayClock(space.base, space.graph, space.machine))
+    table, least = space.table, dict[tuple[int, int, bool], float]()
+    batches = [*zip(table.mode, table.data, table.micro, table.accumulation, strict=True)]
+    for plan, prediction in told:
+        resident, parallel = plan.model_copy(update={"offload": Offload()}), plan.parallel
+        batch = parallel.data, plan.batch.micro, plan.batch.accumulation
+        config = next(
+            each
+            for each, (mode, *own) in enumerate(batches)
+            if (table.modes[mode], *own) == (LayerConfig.of(resident), *batch)
+        )
+        shape = parallel.pipeline, config, parallel.schedule == "interleaved"
+        least[shape] = min(least.get(shape, inf), prediction.step_seconds)
+    for (pipeline, config, spans), seconds in least.items():
+        of_shape = np.array([pipeline]), np.array([config])
+        assert bounds.in_phases(*of_shape, inf, spans=spans)[0] <= seconds * ROUNDING
 
 
 def partly_open(host_bytes: int) -> tuple[PlanSpace, list[Plan]]:

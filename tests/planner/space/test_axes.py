@@ -20,6 +20,14 @@ def test_axes_are_named_as_searched_pinned_or_closed():
     assert listed.startswith("of virtual stages 2, 3, 4")  # 5 may be pinned
 
 
+def test_the_numbers_of_phases_that_were_searched_are_named():
+    asked = ResolvedRequest.resolve(
+        overrides=("train.batch=4", "train.sequence=32", "train.steps=9")
+    )
+    found = choose_plan(asked, tiny_graph(layers=3), tiny_machine(host="2 GiB"))
+    assert "of phases of a stage 2, 3, 4, and one for each layer" in found.axes
+
+
 def test_one_device_has_no_parallel_choice():
     searched, closed = axes(1).split("; ")
     assert "parallel" not in searched

@@ -179,6 +179,13 @@ class ArrayClock:
             [seconds("forward"), seconds("recompute"), backward + first, backward + later]
         )
 
+    def message_seconds(self, plan: Plan) -> Floats:
+        """Seconds of the message that takes each layer's output to another stage, `[layer]`."""
+        config, parallel = LayerConfig.of(plan), plan.parallel
+        costs = self._prices.message_cost(config, parallel.data, parallel.pipeline)
+        nbytes = self._prices.message_bytes(config, plan.batch.micro)[self._prices.columns]
+        return np.asarray(nbytes * costs[0] + costs[1])
+
     def exchange_seconds(self, plan: Plan) -> Floats:
         """Seconds of each layer's gather and reduction, and the part of that beside passes.
 

@@ -10,7 +10,7 @@ from windlass.planner.result import Change, EvaluatedPlan
 from windlass.planner.search.evaluate import evaluate
 from windlass.planner.search.least_recompute import fits_tiers
 from windlass.planner.search.phase_bounds import PhasePrices
-from windlass.planner.search.phase_search import TruncatedPlan
+from windlass.planner.search.truncated_plan import TruncatedPlan
 from windlass.planner.space.plan_space import PlanSpace
 from windlass.schema import (
     AttentionRate,

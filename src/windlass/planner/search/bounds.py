@@ -60,25 +60,28 @@ class ConfigBounds(ConfigPrices):
         even = (times * both[place, -1] + (times - 1) * sums[place, -1]) / pipelines
         return np.asarray(np.maximum(even, slowest) * self._pace(pipelines, configs))
 
-    def in_phases(self, pipelines: Ints, configs: Ints, below_seconds: float) -> Floats:
+    def in_phases(
+        self, pipelines: Ints, configs: Ints, below_seconds: float, *, spans: bool
+    ) -> Floats:
         """Seconds of passes of plans in phases, `[item]`, looked at closely below a limit.
 
         A stage sends nothing on before all micro-batches have passed all of its phases but the
         last, and nothing back before they have passed all but the first backward. All layers but
-        those of the last phase of their stage are recomputed. Where phases span all stages, those
-        before the last phase of any are, and stages work at once.
+        those of the last phase of their stage are recomputed. Where phases span all stages
+        (`spans`), those before the last phase of any are, and stages work at once.
         """
         seconds = self.passes(pipelines, configs)
         near = np.flatnonzero(seconds < below_seconds)
         for pipeline in np.unique(pipelines[near]).tolist():
             own = near[pipelines[near] == pipeline]
-            schedules, least = phase_schedules(self._space, pipeline), np.full(len(own), inf)
-            if schedules != ("interleaved",):
+            schedules = phase_schedules(self._space, pipeline)
+            if not any((each == "interleaved") == spans for each in schedules):
+                seconds[own] = inf
+            elif spans:
+                seconds[own] = self.spanning_passes(pipeline, configs[own]).max(axis=0)
+            else:
                 way, stages = self.phase_stages(pipeline, configs[own])
-                least = np.maximum(way, stages.max(axis=1))
-            if "interleaved" in schedules:
-                least = np.minimum(least, self.spanning_passes(pipeline, configs[own]))
-            seconds[own] = least
+                seconds[own] = np.maximum(way, stages.max(axis=1))
         seconds[near] *= self._pace(pipelines[near], configs[near])
         return seconds
 
@@ -109,17 +112,23 @@ class ConfigBounds(ConfigPrices):
         return way.sum(axis=1), ahead(end) + back(begin)
 
     def spanning_passes(self, pipeline: int, configs: Ints) -> Floats:
-        """Seconds of passes of plans whose phases span all stages, spread evenly, `[item]`.
+        """Seconds of passes of plans whose phases span all stages, `[2, item]`.
 
+        They are spread evenly, and those of one micro-batch after all others in the slowest layer.
         The last phases of all stages have no more parameters than as many times the largest of two
         phases a stage.
         """
         keys, place = np.unique(self._priced(configs, recomputes=True), return_inverse=True)
         turn = self._spanning_turn(pipeline)
-        _, both, sums, again = self._before[:, keys]
-        passes, added = (both[:, -1] + again[:, turn])[place], sums[:, -1][place]
+        forward, both, sums, again = self._before[:, keys]
+        again = np.minimum(again, again[:, [turn]])
+        passes, added = (both[:, -1] + again[:, -1])[place], sums[:, -1][place]
+        slowest = np.maximum(
+            np.diff(forward, axis=1), np.diff(both - forward + sums + again, axis=1)
+        ).max(axis=1)  # fmt: skip
         count = self._table.accumulation[configs]
-        return np.asarray((count * passes + (count - 1) * added) / pipeline)
+        even = (count * passes + (count - 1) * added) / pipeline
+        return np.array([even, passes + (count - 1) * slowest[place]])
 
     def _find_spanning_turn(self, pipeline: int) -> int:
         """First layer that may not be recomputed in phases that span all stages."""

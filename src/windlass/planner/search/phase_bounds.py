@@ -246,15 +246,61 @@ class PhasePrices:
         return self._transfers[key]
 
 
+def chunked_seconds(plan: Plan, clock: ArrayClock) -> float:
+    """Least seconds of a step in which each phase is a model chunk, by the order of its passes.
+
+    A device runs all micro-batches of a chunk, one after the other, before those of its next one,
+    and each as soon as the chunk before has sent it. Memory tiers and replicas delay nothing here.
+    On a bulk-synchronous machine both ends of a message wait for it.
+    """
+    forward, recompute, first, later = clock.pass_seconds(plan)
+    sent, ranks, count = (
+        clock.message_seconds(plan),
+        plan.parallel.pipeline,
+        plan.batch.accumulation,
+    )
+    waits = clock.machine.execution_model == "bulk-synchronous"
+    table = PhaseTable.of(plan, (plan.stages,), clock.graph)
+    again = np.where(table.recomputed[0], recompute, 0.0)
+    ends, arrivals, trained = np.zeros(ranks), np.zeros(count), clock.graph.first_trained
+    chunks = tuple(zip(table.begin.tolist(), table.end.tolist(), strict=True))
+
+    def visit(chunk: int, seconds: Floats, takes: float, sends: float) -> Floats:
+        """When each micro-batch comes to the next chunk, `[micro-batch]`."""
+        busy = takes + sends if waits else 0.0
+        before = np.cumsum(seconds + busy)
+        late = np.maximum.accumulate(arrivals - (takes if waits else 0.0) - before + seconds + busy)
+        left = before + np.maximum(late, ends[chunk % ranks])
+        ends[chunk % ranks] = left[-1]
+        return np.asarray(left if waits else left + sends)
+
+    for chunk, (begin, end) in enumerate(chunks[:-1]):
+        seconds = np.full(count, forward[begin:end].sum())
+        takes = sent[begin - 1] if begin else 0.0
+        arrivals = visit(chunk, seconds, takes, sent[end - 1])
+    for chunk, (begin, end) in reversed(tuple(enumerate(chunks))):
+        if end <= trained:
+            break
+        own, is_last = slice(max(begin, trained), end), chunk == len(chunks) - 1
+        seconds = np.full(count, (again[own] + later[own]).sum())
+        seconds[0] += (first[own] - later[own]).sum()
+        seconds += forward[begin:end].sum() if is_last else 0.0
+        takes, sends = sent[begin - 1] if is_last else sent[end - 1], 0.0
+        if begin > trained:
+            sends = sent[begin - 1]
+        arrivals = visit(chunk, seconds, takes, sends)
+    return float(ends.max())
+
+
 def min_step_seconds(
     plan: Plan, table: PhaseTable, prices: PhasePrices, outputs: Floats | None = None
 ) -> Floats:
     """Least seconds of a step: one way through all stages, or the passes of its slowest, `[plan]`.
 
-    The way: a stage or model chunk sends nothing on before all micro-batches have passed all of its
-    phases but the last, and nothing back before they have passed all but the first backward. Where
-    each phase is a chunk that says nothing, and a device waits only for one micro-batch to pass the
-    first chunks of those before it, and back.
+    The way: a stage sends nothing on before all micro-batches have passed all of its phases but the
+    last, and nothing back before they have passed all but the first backward. Where each phase is a
+    model chunk it is that of one micro-batch, after all others in the slowest chunk, and a device
+    waits for one micro-batch to pass the first chunks of those before it, and back.
 
     Args:
         plan: what the plans share.
@@ -289,4 +335,8 @@ def min_step_seconds(
     else:
         stages += moving
     stages = np.maximum(stages, table.by_device(reductions))
-    return np.asarray(np.maximum(np.bincount(row, way, len(table.stages)), stages.max(axis=1)))
+    way = np.bincount(row, way, len(table.stages))
+    if plan.parallel.schedule == "interleaved":
+        slowest = np.maximum(onward / count, backward[end] - backward[begin])
+        way = np.bincount(row, one_way, len(table.stages)) + (count - 1) * table.most(slowest)
+    return np.asarray(np.maximum(way, stages.max(axis=1)))

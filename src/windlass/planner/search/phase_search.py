@@ -12,8 +12,6 @@ one:
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from functools import cached_property
 from heapq import heapify, heappop, heappush
 from itertools import count
 from math import inf
@@ -22,21 +20,24 @@ from typing import NamedTuple
 
 import numpy as np
 
-from windlass.cost import ArrayClock, Floats, predict_plan, simulated_seconds
+from windlass.cost import ArrayClock, Floats
 from windlass.planner.result import EvaluatedPlan, with_budget
 from windlass.planner.search.bounds import ConfigBounds
 from windlass.planner.search.config_prices import CLOCK_ERROR
-from windlass.planner.search.evaluate import stage_peak_bytes
 from windlass.planner.search.phase_bounds import (
     LayerPasses,
     LayerState,
     PhaseMemory,
     PhasePrices,
+    chunked_seconds,
     min_step_seconds,
 )
+from windlass.planner.search.truncated_plan import TruncatedPlan
 from windlass.planner.space.options import offload_tiers
 from windlass.planner.space.phase_space import (
+    MOST_SPANNING,
     OffloadedState,
+    names_pipeline,
     passes_key,
     plans_of,
     state_key,
@@ -44,16 +45,8 @@ from windlass.planner.space.phase_space import (
 )
 from windlass.planner.space.phase_table import PhaseTable, with_chunks
 from windlass.planner.space.plan_space import PlanSpace
-from windlass.program import (
-    Program,
-    lower_stages,
-    memory_profile,
-    plan_errors,
-)
-from windlass.schema import Plan, Prediction, Tier
-
-_SHORT_MICROBATCHES = 3
-"""Micro-batches of the shorter of two short programs."""
+from windlass.program import plan_errors
+from windlass.schema import Plan, Tier
 
 
 class PhaseSearchResult(NamedTuple):
@@ -80,6 +73,8 @@ class _Shape(NamedTuple):
 
     pipeline: int
     config: int
+    spans: bool
+    """Whether phases span all stages: each is a model chunk."""
 
 
 class PhaseSearch:
@@ -98,6 +93,7 @@ class PhaseSearch:
         self._prices = prices
         self._bases: dict[_Shape, tuple[Plan, ...]] = {}
         self._seconds: dict[tuple[_Shape, int], Floats] = {}
+        self._orders: dict[Plan, float] = {}
         self._short: dict[Plan, TruncatedPlan] = {}
         self.best_seconds = inf
         """Seconds of a step of the fastest known plan; set it when one is found."""
@@ -127,7 +123,7 @@ class PhaseSearch:
 
     def fitting(
         self, budget_bytes: int, bounds: ConfigBounds, below_seconds: float
-    ) -> Iterator["TruncatedPlan"]:
+    ) -> Iterator[TruncatedPlan]:
         """Plans that fit by their programs and may be faster than any before, quickest bound first.
 
         Args:
@@ -138,10 +134,14 @@ class PhaseSearch:
         self._budget_bytes, self._bounds = budget_bytes, bounds
         self.best_seconds, self.examined, order = below_seconds, 0, count()
         waiting: list[tuple[float, int, _Shape | Plan | TruncatedPlan]]
-        waiting = [(seconds, next(order), shape) for seconds, shape in self._shapes()]
+        waiting = [
+            (seconds, next(order), shape)
+            for spans in (False, True)
+            for seconds, shape in self._shapes(spans=spans)
+        ]
         heapify(waiting)
         while waiting and waiting[0][0] < self.best_seconds:
-            item = heappop(waiting)[2]
+            bound, _, item = heappop(waiting)
             if isinstance(item, TruncatedPlan):
                 yield item
             elif isinstance(item, _Shape):
@@ -149,10 +149,22 @@ class PhaseSearch:
                     self.examined += 1
                     if seconds < self.best_seconds:
                         heappush(waiting, (seconds, next(order), plan))
+            elif (closer := self._chunked(item)) > bound:
+                heappush(waiting, (closer, next(order), item))
             elif (short := next(self._with_offload_tiers(item), None)) is not None:
-                heappush(waiting, (short.step_seconds, next(order), short))
+                seconds = bound if short.spans_stages else short.step_seconds
+                heappush(waiting, (seconds, next(order), short))
 
-    def _shapes(self) -> Iterator[tuple[float, _Shape]]:
+    def _chunked(self, plan: Plan) -> float:
+        """Seconds that a plan whose phases span stages takes at least; 0 of others."""
+        if plan.parallel.virtual_stages == 1:
+            return 0.0
+        if plan not in self._orders:
+            seconds = chunked_seconds(plan, self._bounds.clock)
+            self._orders[plan] = seconds * (1 - CLOCK_ERROR)
+        return self._orders[plan]
+
+    def _shapes(self, *, spans: bool) -> Iterator[tuple[float, _Shape]]:
         """Configurations on each number of stages, with seconds that no plan of them is below."""
         space = self._space
         if not offload_tiers(space.machine):
@@ -161,30 +173,37 @@ class PhaseSearch:
             [each for each in space.pipeline_degrees if each <= space.graph.layers]
         )
         near = self._bounds.products(pipelines) < self.best_seconds
+        if spans and not names_pipeline(space.request):
+            near[:, space.table.accumulation > MOST_SPANNING] = False
         configs = np.flatnonzero(near.any(axis=0))
         near[:, configs] &= self._bounds.holds_layers(configs) if configs.size else True
         stage, config = np.nonzero(near)
         if config.size:
             stages = pipelines[stage]
-            seconds = self._bounds.in_phases(stages, config, self.best_seconds) * (1 - CLOCK_ERROR)
+            seconds = self._bounds.in_phases(stages, config, self.best_seconds, spans=spans)
+            seconds *= 1 - CLOCK_ERROR
             for at in np.flatnonzero(seconds < self.best_seconds).tolist():
-                yield float(seconds[at]), _Shape(int(stages[at]), int(config[at]))
+                yield float(seconds[at]), _Shape(int(stages[at]), int(config[at]), spans)
 
     def _fitting_by_size(self, shape: _Shape) -> Iterator[tuple[float, Plan]]:
         """Plans that fit by layer sizes alone and may be fastest, with bounds on their steps."""
         graph, machine = self._space.graph, self._space.machine
         nearest, bounds = offload_tiers(machine)[0].name, self._bounds
         passes = bounds.phase_stages(shape.pipeline, np.array([shape.config]))[1][0]
-        even = bounds.spanning_passes(shape.pipeline, np.array([shape.config]))[0]
+        even, whole = bounds.spanning_passes(shape.pipeline, np.array([shape.config]))[:, 0]
         begins = np.array(self._space.chunk_bounds(shape.pipeline))
         _, turns = bounds.turns(shape.pipeline)
         if shape not in self._bases:
-            self._bases[shape] = tuple(plans_of(self._space, *shape))
+            self._bases[shape] = tuple(
+                plan
+                for plan in plans_of(self._space, shape.pipeline, shape.config)
+                if (plan.parallel.schedule == "interleaved") == shape.spans
+            )
         for index, base in enumerate(self._bases[shape]):
             offloaded = with_state_on(base, nearest, activations=False)
             once, again, alone = self._prices.exchanges(offloaded)
-            if base.parallel.schedule == "interleaved":
-                least = even + once[-1] / shape.pipeline
+            if shape.spans:
+                least = max(even + once[-1] / shape.pipeline, whole)
             else:
                 busy = passes + np.diff(once[begins]) + again[turns] - again[begins[:-1]]
                 least = max(busy.max(), np.diff(alone[begins]).max())
@@ -206,7 +225,7 @@ class PhaseSearch:
                 for row in rows:
                     yield float(seconds[row]), with_chunks(offloaded, table.stages[row])
 
-    def _with_offload_tiers(self, plan: Plan) -> Iterator["TruncatedPlan"]:
+    def _with_offload_tiers(self, plan: Plan) -> Iterator[TruncatedPlan]:
         """The plan offloaded to the nearest tier that holds it, if it fits.
 
         Activations stay on the device if there is room: a transfer that is not needed delays
@@ -225,6 +244,7 @@ class PhaseSearch:
             short = self._short.setdefault(offloaded, TruncatedPlan(offloaded, self._prices))
             if (
                 not plan_errors(offloaded, graph, machine)
+                and short.least_peak_bytes <= self._budget_bytes
                 and short.peak_bytes <= self._budget_bytes
             ):
                 yield short
@@ -285,101 +305,3 @@ class PhaseSizes:
 
     def _process_bytes(self, base: Plan) -> int:
         return self._space.machine.device.process_bytes(compiled=base.compile)
-
-
-@dataclass(frozen=True)
-class TruncatedPlan:
-    """Peak memory of one plan and a bound on its step, from programs of few micro-batches.
-
-    Args:
-        plan: a legal plan in phases.
-        prices: of plans of the same model and machine.
-    """
-
-    plan: Plan
-    prices: PhasePrices
-    _lowered: dict[int, tuple[Program, ...]] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
-
-    @cached_property
-    def peak_bytes(self) -> int:
-        """Peak device memory of the full plan.
-
-        All micro-batches pass a phase before the next one begins. So what a stage holds at an
-        instruction of the first, the second or the last of them grows by a constant with each one
-        in between, and is largest at one of those three.
-        """
-        graph, machine = self.prices.graph, self.prices.machine
-        further = self.plan.batch.accumulation - _SHORT_MICROBATCHES
-        if self._spans_stages or further <= 0:
-            return max(stage_peak_bytes(self.plan, graph, machine, self._programs(further)))
-        return max(self._peak_of(program) for program in self._programs(1))
-
-    def _peak_of(self, program: Program) -> int:
-        """Bytes of the full plan on one stage, by its program of one micro-batch more.
-
-        Each further micro-batch leaves what its last but one does.
-        """
-        graph, process_bytes = self.prices.graph, self.prices.machine.device.process_bytes
-        # Sizes are the plan's own: rows of an embedding's gradient grow up to its vocabulary only.
-        profile = memory_profile(
-            program, self.plan, graph, runtime_bytes=process_bytes(compiled=self.plan.compile)
-        )
-        last = np.array(
-            [each.micro_batch == _SHORT_MICROBATCHES - 1 for each in program.instructions]
-        )
-        left = np.cumsum(np.where(last, profile.changes, 0))
-        further = self.plan.batch.accumulation - _SHORT_MICROBATCHES - 1
-        held = np.array(profile.bytes_by_instruction) + further * left
-        return int(held[~last].max())
-
-    @property
-    def _spans_stages(self) -> bool:
-        """Whether each phase is a model chunk, which all stages run at a time.
-
-        What comes early from the other end of the pipeline then depends on how many micro-batches
-        there are, so that no short program tells of the full one.
-        """
-        return self.plan.parallel.virtual_stages > 1
-
-    @cached_property
-    def step_seconds(self) -> float:
-        """Lower bound on step time: a line through the ends of two short programs."""
-        further = self.plan.batch.accumulation - _SHORT_MICROBATCHES
-        if self._spans_stages or further <= 0:
-            return self._seconds(further)
-        few = self._seconds(0)
-        return few + further * (self._seconds(1) - few)
-
-    @property
-    def whole_step_seconds(self) -> float:
-        """Step time of the full plan."""
-        return self._seconds(self.plan.batch.accumulation)
-
-    def _seconds(self, more: int) -> float:
-        """Seconds of a step of few micro-batches and some more."""
-        plan, prices = self._shortened(more), self.prices
-        return simulated_seconds(
-            plan, prices.graph, prices.machine, prices.costs(plan), self._programs(more)
-        )
-
-    @cached_property
-    def prediction(self) -> Prediction:
-        """Prediction of the full plan."""
-        programs = lower_stages(self.plan, self.prices.graph)
-        return predict_plan(self.plan, self.prices.graph, self.prices.machine, programs)
-
-    def _programs(self, more: int) -> tuple[Program, ...]:
-        """Programs of all stages, of few micro-batches and some more."""
-        if more not in self._lowered:
-            self._lowered[more] = lower_stages(self._shortened(more), self.prices.graph)
-        return self._lowered[more]
-
-    def _shortened(self, more: int) -> Plan:
-        """The plan with few micro-batches and some more, if it has as many."""
-        batch = self.plan.batch
-        few = min(batch.accumulation, _SHORT_MICROBATCHES + more)
-        return self.plan.model_copy(
-            update={"batch": batch.model_copy(update={"accumulation": few})}
-        )

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from windlass.planner.space.open_choices import MAX_VIRTUAL_STAGES, VIRTUAL_STAGES
 from windlass.planner.space.options import offload_tiers
+from windlass.planner.space.phase_space import MOST_SPANNING, PHASES, names_pipeline
 from windlass.planner.space.pins import excludes_phases, without_excluded_phases
 from windlass.planner.space.plan_space import PlanSpace
 from windlass.schema import OWN_STACK
@@ -41,6 +42,12 @@ def _listed(space: PlanSpace, chosen: Sequence[str]) -> Iterator[str]:
         yield (
             f"of virtual stages {usual}, and up to {MAX_VIRTUAL_STAGES} that divide blocks evenly"
         )
+    if "phases" in chosen:
+        layers = space.graph.layers
+        usual = ", ".join(str(count) for count in PHASES if count < layers)
+        yield f"of phases of a stage {usual}, and one for each layer"
+        if "parallel.pipeline" in chosen and not names_pipeline(space.request):
+            yield f"phases across stages with at most {MOST_SPANNING} micro-batches a step"
 
 
 def _is_open(space: PlanSpace) -> dict[str, bool]:

@@ -30,6 +30,7 @@ from windlass.schema import (
     PipelineSchedule,
     Plan,
     Recompute,
+    ResolvedRequest,
     ShardingDegrees,
     Stage,
     Tier,
@@ -37,6 +38,12 @@ from windlass.schema import (
 
 PHASES = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 """Phases of a stage that are tried if the request leaves them open, besides one for each layer."""
+
+MOST_SPANNING = 64
+"""Micro-batches of a step in which phases span stages, unless the request names its pipeline.
+
+Such a plan is lowered and simulated whole, which takes seconds where there are hundreds of them.
+"""
 
 
 def base_plans(space: PlanSpace) -> Iterator[Plan]:
@@ -102,11 +109,11 @@ def phase_partitions(base: Plan, space: PlanSpace) -> Iterator[Plan]:
     longest = max(stage.end_layer - stage.first_layer for stage in base.stages)
     if spans_stages:
         longest = space.graph.layers // base.parallel.pipeline
-    counts = (longest, *(count for count in reversed(PHASES) if count < longest))
     parameters = tuple(kind.parameter_count for kind in space.graph.layer_kinds())
     pin = space.request.phases
     if spans_stages and (chunks := space.request.parallel.virtual_stages) is not None:
         pin = chunks if pin in (None, chunks) else 1
+    counts = (longest, *(count for count in reversed(PHASES) if count < longest))
     for count in counts if pin is None else (pin,):
         if not 1 < count <= longest:
             continue
@@ -247,18 +254,19 @@ def passes_key(base: Plan) -> tuple[object, ...]:
     )  # fmt: skip
 
 
-def phase_schedules(space: PlanSpace, pipeline: int) -> tuple[PipelineSchedule, ...]:
-    """The orders in which the stages of a pipeline may run their phases.
+def names_pipeline(request: ResolvedRequest) -> bool:
+    """Whether a request names how many stages or model chunks there are, or that they alternate."""
+    pins = request.parallel
+    named = pins.pipeline, pins.virtual_stages
+    return named != (None, None) or pins.schedule == "interleaved"
 
-    Phases that span all stages are open where the request names the pipeline: their bounds are
-    looser, and searched with every number of stages they take some ten seconds more.
-    """
+
+def phase_schedules(space: PlanSpace, pipeline: int) -> tuple[PipelineSchedule, ...]:
+    """The orders in which the stages of a pipeline may run their phases."""
     pins = space.request.parallel
-    named: tuple[PipelineSchedule, ...] = ("1f1b",)
+    named: tuple[PipelineSchedule, ...] = ("interleaved", "1f1b")
     if pins.schedule is not None:
         named = (pins.schedule,)
-    elif (pins.pipeline, pins.virtual_stages) != (None, None):
-        named = ("interleaved", "1f1b")
     return tuple(
         schedule
         for schedule in named

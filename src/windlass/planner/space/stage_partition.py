@@ -4,6 +4,7 @@ from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
+import numpy.typing as npt
 
 from windlass.schema import Graph, LayerKind
 
@@ -20,13 +21,22 @@ def stage_partition(graph: Graph, count: int, sequence: int) -> LayerRanges:
     return balanced_partition(tuple(works[kind.name] for kind in graph.layer_kinds()), count)
 
 
-@lru_cache(maxsize=512)
 def balanced_partition(works: tuple[float, ...], count: int) -> LayerRanges:
-    """Partitions works into `count` ranges so that the largest sum is as small as possible.
+    """Partitions works into `count` ranges so that the largest sum is as small as possible."""
+    split_points = _split_points(works)
+    ends = [len(works)]
+    for stage in reversed(range(1, count)):
+        ends.append(int(split_points[stage][ends[-1]]))
+    return tuple(pairwise([0, *reversed(ends)]))
+
+
+@lru_cache(maxsize=512)
+def _split_points(works: tuple[float, ...]) -> npt.NDArray[np.intp]:
+    """Where the last of `k + 1` balanced ranges of the works before `end` begins, `[k, end]`.
 
     By dynamic programming: `best(k, end) = min over begin of max(best(k-1, begin), work)`.
     """
-    layers = len(works)
+    layers = count = len(works)
     sums = np.concatenate([[0.0], np.cumsum(works)])
     within = np.where(np.tri(layers + 1, k=-1, dtype=bool), sums[:, None] - sums[None, :], np.inf)
     best, split_points = sums.copy(), np.zeros((count, layers + 1), dtype=np.intp)
@@ -35,10 +45,7 @@ def balanced_partition(works: tuple[float, ...], count: int) -> LayerRanges:
         slowest = np.maximum(best[None, :], within)  # [end, begin]
         split_points[stage] = slowest.argmin(axis=1)
         best = slowest.min(axis=1)
-    ends = [layers]
-    for stage in reversed(range(1, count)):
-        ends.append(int(split_points[stage][ends[-1]]))
-    return tuple(pairwise([0, *reversed(ends)]))
+    return split_points
 
 
 def _forward_flop(kind: LayerKind, sequence: int) -> float:
