@@ -211,5 +211,7 @@ ENDS = {
     "windlass judge last": (0, 1),
     "windlass fit  gpt-tiny --memory 400MiB batch.micro=16": (0, 1),
     "windlass bisect GOOD BAD --metric loss": (0, 1),
+    "windlass plan gpt3-175b --on ipu-pod256 train.batch=128 train.sequence=2048 parallel.pipeline=8"
+    " parallel.tensor=8 parallel.data=4 batch.micro=1": (2,),
 }
-"""Exit codes of commands that answer a question: yes and no are both good."""
+"""Exit codes of commands that answer a question, and of one whose page says that it does not fit."""
