@@ -19,7 +19,8 @@ def test_every_key_is_listed_with_type_default_and_meaning(
     listed = {entry["key"]: entry for entry in json.loads(capsys.readouterr().out)}
     assert list(listed) == [key for key, _ in leaf_fields(Request)]
     assert listed["train.betas"]["default"] == "open"
-    assert listed["precision"]["type"] == "float32, tf32, bfloat16, float16, float64, float8"
+    formats = "float32, tf32, bfloat16, float16, float64, float8, float4"
+    assert listed["precision"]["type"] == formats
     assert listed["train.batch"]["default"] == "open"
     assert all(entry["meaning"] for entry in listed.values())
 
