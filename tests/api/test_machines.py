@@ -21,8 +21,8 @@ class Person:
 
     def __call__(self, question: str) -> str:
         self.asked.append(question)
-        word = question.splitlines()[-1].partition(":")[0].partition(" [")[0]
-        left = self.answers.get(word.replace(" ", "_"), [])
+        asked = question.splitlines()[-1].replace(" ", "_")
+        left = next((left for word, left in self.answers.items() if asked.startswith(word)), [])
         return left.pop(0) if left else ""
 
 
