@@ -18,7 +18,8 @@ import torch
 
 from network import run_or_skip
 from windlass.runtime.distributed import local_launcher, rendezvous
-from windlass.runtime.distributed.process_groups import PendingReduce, ProcessGroups
+from windlass.runtime.distributed.flat_weights import WeightPart
+from windlass.runtime.distributed.process_groups import PendingCollective, ProcessGroups
 
 HOSTS = ("windlassj0", "windlassj1")
 CABLES = ("windlassk0", "windlassk1")
@@ -99,10 +100,12 @@ def _be_rank(rank: int, words: list[str], case: str, files: tuple[int, int, int]
 _mean = ProcessGroups.reduce_grads
 
 
-def sum_in_place_of_mean(self: ProcessGroups, flat: torch.Tensor) -> PendingReduce:
+def sum_in_place_of_mean(
+    self: ProcessGroups, flat: torch.Tensor, part: WeightPart
+) -> PendingCollective:
     """The reduction of a gradient over replicas, without the division by their number."""
     flat.mul_(self._plan.parallel.data)
-    return _mean(self, flat)
+    return _mean(self, flat, part)
 
 
 def burn_core(pids: list[int], seed: int) -> Callable[[], None]:

@@ -111,7 +111,7 @@ def windlass(accumulation: int, phases: int, folder: Path) -> Figures:
     """A run of Windlass; weights and gradients are counted in its program."""
     import windlass
     from windlass.program.lowering.lower import lower
-    from windlass.program.memory.tier_traffic import instruction_transfer
+    from windlass.program.memory.tier_traffic import TierTraffic, sum_tiers
     from windlass.program.phases import deferred_update_layers
 
     steps = WARM + MEASURED + 1  # the last one also evaluates and saves, and does not run
@@ -122,15 +122,16 @@ def windlass(accumulation: int, phases: int, folder: Path) -> Figures:
     )  # fmt: skip
     plan, graph = planned.plan, planned.graph
     deferred = deferred_update_layers(plan, graph)
+    traffic = TierTraffic(plan, graph)
     weights = gradients = 0
     for instruction in lower(plan, graph)[0].instructions:
         # A deferred update brings its layer into device memory, as a prefetch does.
         if instruction.kind == "prefetch_weights" or (
             instruction.kind == "update" and instruction.layer in deferred
         ):
-            weights += instruction_transfer(plan, graph, instruction, stored=False).read
+            weights += sum_tiers(traffic.instruction_traffic(instruction, stored=False)).read
         elif instruction.kind == "offload_grads":
-            gradients += instruction_transfer(plan, graph, instruction).written
+            gradients += sum_tiers(traffic.instruction_traffic(instruction)).written
     run = iter(windlass.train(planned, folder=folder / "run"))
     figures = measure(lambda: next(run), lambda: (0, 0))
     return {

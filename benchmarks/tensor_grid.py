@@ -11,13 +11,16 @@ each and their ratio: below 1 the grid is faster.
 
 import argparse
 import statistics
+import sys
 import tempfile
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+
+from program_bytes import sent_bytes_by_kind
 from results import append_row
 from windlass.capture.capture_layers import capture_graph, capture_tensor_shards
 from windlass.models.build import build_layer_stack
-from windlass.program.communication_volume import sent_bytes_by_kind
 from windlass.program.validate_plan import tensor_parallel_errors
 from windlass.schema.graph import Graph
 from windlass.schema.plan import Batch, Parallelism, Plan, Stage

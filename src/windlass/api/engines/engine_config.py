@@ -34,7 +34,7 @@ def plan_of_config(
     identity = ModelIdentity(name=named)
     stack = load_stack(engine.name)
     if capture(identity, NO_OBJECTS, None).experts:
-        stack = load_stack("torch")  # how other software computes experts is known for no stack
+        stack = load_stack("torch")  # no engine takes the costs of experts that `nemo` has yet
     graph = capture(identity, NO_OBJECTS, stack)
     plan = plan_of_facts(
         read.facts, graph, on_stack(find_machine(machine), stack), stack.name, identity

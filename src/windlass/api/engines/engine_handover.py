@@ -144,7 +144,7 @@ class Pricing:
         """Prices with the engine's constants; a model with experts as PyTorch's parts run it."""
         stack, name = load_stack(engine.name), engine.name
         if planned.graph.experts:
-            # How other software computes experts is known for no stack: only what it can is.
+            # Of other software only `nemo` has costs of experts, which no engine takes yet.
             stack, name = load_stack("torch").model_copy(update={"can": stack.can}), "torch"
         stack = stack.model_copy(update={"name": engine.name})
         machine = on_stack(find_machine(planned.request.machine), stack)
