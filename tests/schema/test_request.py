@@ -38,7 +38,7 @@ def test_a_budget_may_be_written_with_its_unit(near: int):
     "override",
     [
         "train.steps=0", "train.batch=ten", "train.betas=[0.9,1.0]", "train.learning_rate=nan",
-        "train.clip=0", "model.dropout=1", "memory=lots", "memory=1e999", "precision=float4",
+        "train.clip=0", "model.dropout=1", "memory=lots", "memory=1e999", "precision=float3",
         "data.held_out=1", "data.vocabulary=255", "parallel.schedule=2f2b", "recompute=all",
     ],
 )  # fmt: skip

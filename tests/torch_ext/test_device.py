@@ -19,7 +19,7 @@ ALLOWED = {
     "sparsity/block_linear_ops.py": "registers kernels for a dispatch key",
     "distributed/launch_script.py": "a word of the catalog and of Slurm",
     "distributed/kubernetes_jobset.py": "a word of the catalog and of Kubernetes",
-    "training/default_stack.py": "a word of the catalog: which ranks PyTorch's own parts serve",
+    "training/new_run.py": "a word of the catalog: which ranks PyTorch's own parts serve",
     "training/inputs/job.py": "a word of the catalog: what counts as GPU-hours",
     "training/preconditions.py": "a word of the catalog: kinds with kernels for kept blocks",
     "cli/plan_summary.py": "a word of the catalog: what a device is called",

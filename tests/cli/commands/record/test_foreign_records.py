@@ -30,7 +30,7 @@ TAKES_NO_FOLDER = {
     "dataflow", "rehearse", "launch", "keys", "models", "machines", "stacks",
 }  # fmt: skip
 """They take a model or a machine by its name, and nothing of a record."""
-REFUSES = {"noise", "bisect", "import", "import-runs"}
+REFUSES = {"noise", "adopt", "bisect", "import", "import-runs"}
 LINES = {
     "show": ["show {run}", "show {run} --json"],
     "report": ["report {run} --out {out}/page.html", "report {run} --trace {out}/trace.json"],
@@ -48,6 +48,7 @@ LINES = {
     "merge": ["merge {root} --into {out}/merged"],
     "sync": ["sync {out}/synced --runs {root}"],
     "mirror": ["mirror {run} --to tensorboard:{out}/logs"],
+    "adopt": ["adopt {run} --stack torchtitan --runs {out}/adopted"],
     "import": ["import {run} --runs {out}/imported"],
     "import-runs": ["import-runs {run} --runs {out}/imported"],
     "sweep": ["sweep show --runs {root}"],
