@@ -82,4 +82,4 @@ def test_transformers_reads_in_every_export_what_the_plan_says() -> None:
         ranks = degrees.tp_size * degrees.fsdp_size * degrees.dp_replicate_size
         assert ranks == plan["parallel.ranks"]
         assert read.per_device_train_batch_size == plan["batch.micro"]
-        assert read.gradient_checkpointing == (plan["recompute"] == "full")
+        assert read.activation_checkpointing == (plan["recompute"] == "full")
