@@ -57,47 +57,47 @@ class FeedForwardKernels:
         self._experts = config.experts
         divides = config.experts is not None and config.experts.count % tensor == 0
         self._spread = tensor if divides and stack.sequence_parallel else 1
-        self._dense = self._branches(config.experts)
+        self._parts = self._branches(config.experts)
 
     def linears(self) -> Iterator[Linear]:
         """Its linear layers in the order of a forward pass."""
         if self._experts is not None:
             yield self._router(self._experts)
-        for branch in self._dense:
+        for branch in self._parts:
             yield from (branch.widen, branch.narrow)
 
     def forward(self, precision: Precision | None) -> Iterator[Op]:
         """Operations of a forward pass in order."""
         if self._experts is None:
-            yield from self._dense[0].forward(precision)
+            yield from self._parts[0].forward(precision)
             return
         yield from (*self._router(self._experts).forward(precision), self._choose(self._experts))
-        for branch in self._dense[:-1]:
+        for branch in self._parts[:-1]:
             yield from branch.forward(precision)
         yield self._moves("rows_by_expert", 2 * self._sent)
-        yield from self._among_ranks(self._dense[-1].forward(precision))
+        yield from self._among_ranks(self._parts[-1].forward(precision))
         yield self._moves("weighted_sum", self._sent + self._own)
 
     def backward(self, precision: Precision | None) -> Iterator[Op]:
         """Operations of a backward pass in order."""
         if self._experts is None:
-            yield from self._dense[0].backward(precision)
+            yield from self._parts[0].backward(precision)
             return
         yield self._moves("weighted_sum_grads", self._own + 2 * self._sent)
-        yield from self._among_ranks(self._dense[-1].backward(precision))
+        yield from self._among_ranks(self._parts[-1].backward(precision))
         yield self._moves("rows_by_expert_grad", self._sent + self._own)
-        for branch in self._dense[:-1]:
+        for branch in self._parts[:-1]:
             yield from branch.backward(precision)
         yield self._choose(self._experts)
         yield from self._router(self._experts).backward(precision)
 
     def _among_ranks(self, ops: Iterator[Op]) -> Iterator[Op]:
         """Operations of experts; expert parallelism exchanges tokens in place of what this does."""
-        sent = Collective("all_to_all", Polynomial(bs=ACTIVATION_BYTES * self._sent))
-        there_or_back = kernel("all_to_all", "collective", collective=sent)
         if self._spread == 1:
             yield from ops
             return
+        sent = Collective("all_to_all", Polynomial(bs=ACTIVATION_BYTES * self._sent))
+        there_or_back = kernel("all_to_all", "collective", collective=sent)
         yield there_or_back
         yield from ops
         yield there_or_back
@@ -105,7 +105,7 @@ class FeedForwardKernels:
     @property
     def saved(self) -> float:
         """Numbers of a token that are kept for a backward pass, apart from the part's input."""
-        inside = sum(branch.inside for branch in self._dense)
+        inside = sum(branch.inside for branch in self._parts)
         return inside if self._experts is None else inside + self._sent
 
     @property
@@ -134,7 +134,7 @@ class FeedForwardKernels:
     @property
     def exchanges_tokens(self) -> bool:
         """Whether tensor-parallel ranks gather their tokens for it."""
-        return self._spread == 1 or len(self._dense) > 1
+        return self._spread == 1 or len(self._parts) > 1
 
     def _branches(self, experts: ExpertConfig | None) -> tuple[_Branch, ...]:
         """A dense branch, or a shared expert, if there is one, and the experts."""

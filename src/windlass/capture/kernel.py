@@ -41,7 +41,6 @@ class Linear:
     """Rows for each token."""
     narrows: bool = True
     """Whether its products take the factors of a narrow precision, which a router's do not."""
-
     adapter: int | None = None
     """Rank of the adapter that is trained in place of its weight (LoRA, arXiv:2106.09685)."""
 
